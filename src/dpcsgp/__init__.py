@@ -1,0 +1,1 @@
+"""Private, compressed, serverless training over directed graphs."""

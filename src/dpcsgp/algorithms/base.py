@@ -1,0 +1,121 @@
+"""What an algorithm is, and the network it needs.
+
+An algorithm is a frozen record of settings with pure functions on a state (a NamedTuple of tensors and counters). It
+sees private gradients only, never data, files or ranks. One iteration is `descend` (a local step along a gradient) and
+then `gossip` (one exchange); `step` does both.
+
+Legend: N hosted nodes, S senders heard, D coordinates, B bytes, K push-sum weights per node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from dpcsgp.compression import frames
+from dpcsgp.randomness import PublicRandomness
+
+Schedule = float | Callable[[int], float]
+StateT = TypeVar("StateT", bound=Any)
+
+
+class Network(Protocol):
+    """The one effect of an algorithm: frames leave, frames arrive."""
+
+    key: bytes | None
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Hosted nodes."""
+        ...
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Nodes that are heard here, the hosted ones included, ascending."""
+        ...
+
+    @property
+    def own_rows(self) -> Sequence[int]:
+        """Rows of the hosted nodes among the senders."""
+        ...
+
+    def exchange(self, frames_NB: Tensor) -> Tensor:
+        """Send the hosted nodes' frames along their edges; return the senders' frames (S, B)."""
+        ...
+
+    def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
+        """Add `sum_j weights[i, j] values_j` to `onto_ND` (float64 zeros if not given)."""
+        ...
+
+
+class Algorithm(Protocol[StateT]):
+    """Settings with pure functions; the state is whatever `init` returns."""
+
+    def init(self, x_ND: Tensor, anchor_D: Tensor | None = None) -> StateT:
+        """Return the state at the start: every node at `x_ND`, counted from the public `anchor_D` (None = zero)."""
+        ...
+
+    def model(self, state: StateT) -> Tensor:
+        """Return the model of every hosted node (N, D): what is trained, evaluated and published."""
+        ...
+
+    def average(self, state: StateT) -> Tensor:
+        """Return the average model (D,) of the nodes in this state."""
+        ...
+
+    def descend(self, state: StateT, grad_ND: Tensor) -> StateT:
+        """Take a local step along private gradients."""
+        ...
+
+    def gossip(self, state: StateT, network: Network, random: PublicRandomness) -> StateT:
+        """Exchange one round of messages and move towards agreement."""
+        ...
+
+    def wire_bytes(self, dim: int, rounds: int) -> int:
+        """Return the bytes that `rounds` exchanges put on one edge, headers included."""
+        ...
+
+    def paper_bits(self, dim: int, rounds: int) -> int:
+        """Return the same by the formulas of the literature, in bits, without headers and weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class LinearDecay:
+    """A learning rate that falls linearly from `initial` to `initial * final_fraction` at the last of `steps` steps.
+
+    >>> LinearDecay(2.0, 0.5, 3)(2)
+    1.0
+    """
+
+    initial: float
+    final_fraction: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        progress = min(step, self.steps - 1) / max(self.steps - 1, 1)
+        return self.initial * (1 - (1 - self.final_fraction) * progress)
+
+
+def rate_at(schedule: Schedule, step: int) -> float:
+    """Return the learning rate of a step."""
+    return schedule(step) if callable(schedule) else schedule
+
+
+def displacement(x_ND: Tensor, anchor_D: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return `x - anchor` and the anchor (zero if None)."""
+    anchor_D = torch.zeros_like(x_ND[0]) if anchor_D is None else anchor_D
+    return x_ND - anchor_D, anchor_D
+
+
+def swap(network: Network, step: int, weights_NK: Tensor, payload_NB: Tensor) -> tuple[Tensor, Tensor]:
+    """Frame, exchange and check: return the senders' push-sum weights (S, K) and payloads (S, B)."""
+    sent = frames.join(network.nodes, step, weights_NK, payload_NB, key=network.key)
+    received = network.exchange(sent)
+    return frames.split(
+        received, network.senders, step, payload_NB.shape[1], num_weights=weights_NK.shape[1], key=network.key
+    )

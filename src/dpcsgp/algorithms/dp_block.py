@@ -1,0 +1,119 @@
+"""Block gossip: exact push-sum on one block of coordinates per round; no error feedback, stable on every digraph.
+
+The coordinates are cut into K public random blocks. Round t exchanges block `t mod K` (or a publicly drawn one), and
+each block has its own push-sum weight, so every block sees an exact push-sum, only K times more seldom. A node keeps one
+model-sized vector. With a compressor, what was not sent stays with the sender: `x_i <- x_i - q_i + sum_j a_ij q_j`.
+
+Legend: N hosted nodes, S senders heard, D coordinates, K blocks, M coordinates of one block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpcsgp.algorithms.base import Network, Schedule, displacement, rate_at, swap
+from dpcsgp.algorithms.sgp import EXACT
+from dpcsgp.compression import Compressor, frames
+from dpcsgp.errors import ConfigError
+from dpcsgp.randomness import PublicRandomness, numpy_generator
+
+
+class BlockState(NamedTuple):
+    """One row per hosted node; `y_NK` has one push-sum weight per block."""
+
+    x_ND: Tensor
+    y_NK: Tensor
+    anchor_D: Tensor
+    step: int = 0
+    round: int = 0
+
+
+@lru_cache(maxsize=8)
+def block_indices(dim: int, num_blocks: int) -> tuple[Tensor, ...]:
+    """Return the coordinates of each block: a public random cut into K parts whose sizes differ by at most one."""
+    order = numpy_generator(0, f"blocks {dim}").permutation(dim)
+    return tuple(torch.from_numpy(np.sort(part)) for part in np.array_split(order, num_blocks))
+
+
+@final
+@dataclass(frozen=True)
+class DPBlock:
+    """Exact push-sum on one block of coordinates per round."""
+
+    learning_rate: Schedule
+    num_blocks: int
+    order: Literal["round-robin", "random"] = "round-robin"
+    compressor: Compressor = EXACT
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise ConfigError(f"algorithm.num_blocks = {self.num_blocks}: expected 1 or more")
+
+    def init(self, x_ND: Tensor, anchor_D: Tensor | None = None) -> BlockState:
+        """Start with `x = x_ND - anchor` and `y = 1` for every block."""
+        if self.num_blocks > x_ND.shape[1]:
+            raise ConfigError(
+                f"algorithm.num_blocks = {self.num_blocks}: the model has only {x_ND.shape[1]} coordinates; use fewer"
+            )
+        x_ND, anchor_D = displacement(x_ND, anchor_D)
+        y_NK = torch.ones(x_ND.shape[0], self.num_blocks, dtype=torch.float64, device=x_ND.device)
+        return BlockState(x_ND, y_NK, anchor_D)
+
+    def model(self, state: BlockState) -> Tensor:
+        """Return `z = x0 + x / y`, each coordinate with the weight of its block."""
+        z_ND = state.x_ND.clone()
+        for block, index_M in enumerate(block_indices(state.x_ND.shape[1], self.num_blocks)):
+            z_ND[:, index_M] /= state.y_NK[:, block : block + 1].to(z_ND.dtype)
+        return z_ND.add_(state.anchor_D)
+
+    def average(self, state: BlockState) -> Tensor:
+        """Return `x0 + sum_i x_i / n`: the weights of a block sum to n."""
+        return state.anchor_D + state.x_ND.mean(0)
+
+    def descend(self, state: BlockState, grad_ND: Tensor) -> BlockState:
+        """Return the state after `x - eta g`, on all coordinates."""
+        rate = rate_at(self.learning_rate, state.step)
+        return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
+
+    def gossip(self, state: BlockState, network: Network, random: PublicRandomness) -> BlockState:
+        """Return the state after one exact exchange of one block."""
+        block = self._block_of_round(state.round, random)
+        index_M = block_indices(state.x_ND.shape[1], self.num_blocks)[block]
+        part_NM = state.x_ND[:, index_M]
+        wire_NB = self.compressor.encode(part_NM, random, state.round)
+        y_S1, wire_SB = swap(network, state.round, state.y_NK[:, block : block + 1], wire_NB)
+        q_SM = self.compressor.decode(wire_SB, len(index_M), random.of(network.senders), state.round)
+        kept_NM = part_NM - q_SM[list(network.own_rows)]
+        x_ND, y_NK = state.x_ND.clone(), state.y_NK.clone()
+        x_ND[:, index_M] = network.mix(q_SM, kept_NM)
+        y_NK[:, block : block + 1] = network.mix(y_S1)
+        return state._replace(x_ND=x_ND, y_NK=y_NK, round=state.round + 1)
+
+    def step(self, state: BlockState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> BlockState:
+        """Return the state after one iteration."""
+        return self.gossip(self.descend(state, grad_ND), network, random)
+
+    def wire_bytes(self, dim: int, rounds: int) -> int:
+        """Count the frames of the blocks that went round (for a random order: of the largest block each time)."""
+        return sum(frames.frame_bytes(self.compressor.num_bytes(size)) for size in self._sizes(dim, rounds))
+
+    def paper_bits(self, dim: int, rounds: int) -> int:
+        """Count the compressed blocks, 32 bits per coordinate if they are exact."""
+        return sum(self.compressor.paper_bits(size) for size in self._sizes(dim, rounds))
+
+    def _sizes(self, dim: int, rounds: int) -> list[int]:
+        sizes = [len(index_M) for index_M in block_indices(dim, self.num_blocks)]
+        if self.order == "random":
+            return [sizes[0]] * rounds
+        return [sizes[round_ % self.num_blocks] for round_ in range(rounds)]
+
+    def _block_of_round(self, round_: int, random: PublicRandomness) -> int:
+        if self.order == "round-robin":
+            return round_ % self.num_blocks
+        return int(random.common_bytes("block order", round_, 8).view(np.uint64)[0] % self.num_blocks)

@@ -1,0 +1,107 @@
+"""DP-CSGP: differentially private stochastic gradient push with compressed communication (arXiv 2512.13583).
+
+| symbol | meaning | Algorithm 1 |
+|---|---|---|
+| `x_ND` | push-sum numerator, as a displacement from the public anchor x0; between steps it holds the paper's w | lines 6, 12 |
+| `x_hat_ND`, `pull_ND` | see `error_feedback` | lines 2, 5, 6 |
+| `y_N1` | push-sum weight | line 7 |
+| `z = x0 + x / y` | de-biased model: trained, evaluated, published | line 8 |
+
+The loop is entered at line 9 with y = 1: at the paper's first lines x is still zero and only y would move. The mixing
+rate gamma (1 = the paper) damps both x and y, so that the pair stays an exact push-sum under `I + gamma (A - I)`.
+
+Legend: N hosted nodes, S senders heard, D coordinates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from dpcsgp.algorithms.base import Network, Schedule, displacement, rate_at
+from dpcsgp.algorithms.error_feedback import PublicCopies, exchange_differences
+from dpcsgp.compression import Compressor, frames
+from dpcsgp.errors import ConfigError
+from dpcsgp.randomness import PublicRandomness
+
+
+class DPCSGPState(NamedTuple):
+    """One row per hosted node; `step` counts gradients, `round` counts exchanges."""
+
+    x_ND: Tensor
+    x_hat_ND: Tensor
+    pull_ND: Tensor
+    y_N1: Tensor
+    anchor_D: Tensor
+    step: int = 0
+    round: int = 0
+
+    @property
+    def mixed_ND(self) -> Tensor:
+        """Return `sum_j a_ij x_hat_j`, the average of the public copies that node i hears."""
+        return self.pull_ND + self.x_hat_ND
+
+
+@final
+@dataclass(frozen=True)
+class DPCSGP:
+    """Push-sum gossip on a digraph, with error-feedback compression; privacy comes with the gradients it is given."""
+
+    compressor: Compressor
+    learning_rate: Schedule
+    mixing_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_mixing_rate(self.mixing_rate)
+
+    def init(self, x_ND: Tensor, anchor_D: Tensor | None = None) -> DPCSGPState:
+        """Start with `x = x_ND - anchor`, `x_hat = 0` and `y = 1`."""
+        x_ND, anchor_D = displacement(x_ND, anchor_D)
+        y_N1 = torch.ones(x_ND.shape[0], 1, dtype=torch.float64, device=x_ND.device)
+        return DPCSGPState(x_ND, *PublicCopies.zeros_like(x_ND), y_N1, anchor_D)
+
+    def model(self, state: DPCSGPState) -> Tensor:
+        """Return `z = x0 + x / y` (line 8)."""
+        return state.anchor_D + state.x_ND / state.y_N1.to(state.x_ND.dtype)
+
+    def average(self, state: DPCSGPState) -> Tensor:
+        """Return `x0 + sum_i x_i / sum_i y_i`: gossip does not change it."""
+        return state.anchor_D + (state.x_ND.sum(0, dtype=torch.float64) / state.y_N1.sum()).to(state.x_ND.dtype)
+
+    def descend(self, state: DPCSGPState, grad_ND: Tensor) -> DPCSGPState:
+        """Return the state after `x = w - eta (g + N)` (line 12); noise N is already in the gradient."""
+        rate = rate_at(self.learning_rate, state.step)
+        return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
+
+    def gossip(self, state: DPCSGPState, network: Network, random: PublicRandomness) -> DPCSGPState:
+        """Return the state after lines 2 to 7."""
+        copies = PublicCopies(state.x_hat_ND, state.pull_ND)
+        copies, y_S1 = exchange_differences(
+            self.compressor, state.x_ND, copies, state.y_N1, network, random, state.round
+        )
+        w_ND = torch.add(state.x_ND, copies.pull_ND.to(state.x_ND.dtype), alpha=self.mixing_rate)
+        y_N1 = state.y_N1 + self.mixing_rate * (network.mix(y_S1) - state.y_N1)
+        return state._replace(
+            x_ND=w_ND, x_hat_ND=copies.x_hat_ND, pull_ND=copies.pull_ND, y_N1=y_N1, round=state.round + 1
+        )
+
+    def step(self, state: DPCSGPState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> DPCSGPState:
+        """Return the state after one iteration: a private descent, then one exchange."""
+        return self.gossip(self.descend(state, grad_ND), network, random)
+
+    def wire_bytes(self, dim: int, rounds: int) -> int:
+        """Count frames: compressed difference, one weight, header and tag."""
+        return rounds * frames.frame_bytes(self.compressor.num_bytes(dim))
+
+    def paper_bits(self, dim: int, rounds: int) -> int:
+        """Count compressed differences by the paper's formula."""
+        return rounds * self.compressor.paper_bits(dim)
+
+
+def check_mixing_rate(mixing_rate: float) -> None:
+    """Refuse rates outside (0, 1]: above 1, weights `I + gamma (A - I)` could turn negative."""
+    if not 0 < mixing_rate <= 1:
+        raise ConfigError(f'algorithm.mixing_rate = {mixing_rate}: expected "auto" or a number in (0, 1]')

@@ -1,0 +1,55 @@
+"""Compressed gossip with error feedback: what DP-CSGP and CHOCO-SGD share.
+
+| symbol | meaning | DP-CSGP, Algorithm 1 |
+|---|---|---|
+| `x_hat_ND` | what receivers believe x is | lines 2 and 5 |
+| `q` | compressed difference `Q(x - x_hat)`; the only thing that travels | line 2 |
+| `pull_ND` | `sum_j a_ij x_hat_j - x_hat_i`: where gossip pulls node i, `(A - I) x_hat` | line 6 |
+
+Because the weights are constant, a node needs no copy per sender: `pull` is updated by `sum_j a_ij q_j - q_i`. It is
+kept in float64: each of its rounding errors would act on x in every later step, and in float32 mass is visibly lost
+after some ten thousand steps. The error of `x_hat` does not matter: the next difference `x - x_hat` carries it.
+
+Legend: N hosted nodes, S senders heard, D coordinates.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dpcsgp.algorithms.base import Network, swap
+from dpcsgp.compression import Compressor
+from dpcsgp.randomness import PublicRandomness
+
+
+class PublicCopies(NamedTuple):
+    """What the network knows of the hosted nodes, and where it pulls them."""
+
+    x_hat_ND: Tensor
+    pull_ND: Tensor
+
+    @classmethod
+    def zeros_like(cls, x_ND: Tensor) -> PublicCopies:
+        """Start with `x_hat = 0` everywhere."""
+        return cls(torch.zeros_like(x_ND), torch.zeros_like(x_ND, dtype=torch.float64))
+
+
+def exchange_differences(
+    compressor: Compressor,
+    x_ND: Tensor,
+    copies: PublicCopies,
+    weights_N1: Tensor,
+    network: Network,
+    random: PublicRandomness,
+    round_: int,
+) -> tuple[PublicCopies, Tensor]:
+    """Send `Q(x - x_hat)` with the push-sum weights; return the new copies and the senders' weights (S, 1)."""
+    q_NB = compressor.encode(x_ND - copies.x_hat_ND, random, round_)
+    weights_S1, q_SB = swap(network, round_, weights_N1, q_NB)
+    q_SD = compressor.decode(q_SB, x_ND.shape[1], random.of(network.senders), round_)
+    own_ND = q_SD[list(network.own_rows)]
+    pull_ND = network.mix(q_SD, copies.pull_ND - own_ND)
+    return PublicCopies(copies.x_hat_ND + own_ND, pull_ND), weights_S1

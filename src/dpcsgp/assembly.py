@@ -1,0 +1,297 @@
+"""From settings to the parts of a run: graph, data, mechanism, algorithm; every check comes before any budget is spent.
+
+`design` needs public facts only (settings, declared sizes, shapes) and is what planning uses too; `assemble` adds data,
+secret keys and files.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpcsgp import graphs
+from dpcsgp.algorithms import DPCSGP, DPSGD, SGP, Algorithm, ChocoSGD, DPBlock, LinearDecay, Local, Schedule
+from dpcsgp.checkpoint import CheckpointFolder
+from dpcsgp.compression import Compressor, parse_compressor
+from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
+from dpcsgp.errors import ConfigError, UnstableError
+from dpcsgp.graphs import Topology, best_mixing_rate, metropolis_weights, mixing_radius
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy import (
+    Budget,
+    GaussianMechanism,
+    LedgerBook,
+    calibrate_noise,
+    clipping_engine,
+    composed_epsilon,
+    paper_noise_multiplier,
+)
+from dpcsgp.privacy.models import check_model
+from dpcsgp.randomness import PrivateRandomness, PublicRandomness, torch_seed
+from dpcsgp.recording import Recorder
+from dpcsgp.tasks import Classification, build_model, load_dataset, parse_features, partition
+from dpcsgp.training import MeteredNetwork, Run
+from dpcsgp.training import Schedule as TrainingSchedule
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is public about the data: shapes, and each node's declared number of examples."""
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    num_examples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A checked design of a run, from public facts alone."""
+
+    config: Config
+    facts: Facts
+    topology: Topology
+    module: nn.Module
+    anchor_D: Tensor
+    algorithm: Algorithm[Any]
+    polish: Algorithm[Any]
+    mechanism: GaussianMechanism
+    mixing_rate: float | None
+    mixing_radius: float | None
+
+    @property
+    def dim(self) -> int:
+        """Number of trained coordinates."""
+        return self.anchor_D.numel()
+
+    @property
+    def rounds(self) -> int:
+        """Exchanges during the gradient steps."""
+        return self.config.algorithm.steps // self.config.algorithm.gossip_every
+
+    def bytes_per_edge(self) -> int:
+        """Predict the bytes that a complete run puts on one edge."""
+        polish_rounds = self.config.algorithm.polish_rounds
+        before = self.polish.wire_bytes(self.dim, self.rounds)
+        polish = self.polish.wire_bytes(self.dim, self.rounds + polish_rounds) - before
+        return self.algorithm.wire_bytes(self.dim, self.rounds) + polish
+
+    def paper_bits(self, rounds: int, polished: int) -> int:
+        """Return the bits per edge by the formulas of the literature."""
+        before = self.polish.paper_bits(self.dim, rounds)
+        return self.algorithm.paper_bits(self.dim, rounds) + self.polish.paper_bits(self.dim, rounds + polished) - before
+
+
+@dataclass(frozen=True)
+class Data:
+    """Inputs and labels of everybody, the hosted nodes' parts, and the public test set."""
+
+    inputs: Tensor
+    labels: Tensor
+    parts: list[Tensor]
+    test: tuple[Tensor, Tensor]
+    facts: Facts
+
+
+def build_topology(config: Config) -> Topology:
+    """Build the graph; undirected methods get its undirected version with Metropolis weights."""
+    settings = config.graph
+    if config.algorithm.name == "dp-sgd":
+        return graphs.complete(1)
+    builders: dict[str, Callable[[], Topology]] = {
+        "directed_exponential": lambda: graphs.directed_exponential(settings.num_nodes),
+        "directed_ring": lambda: graphs.directed_ring(settings.num_nodes),
+        "undirected_ring": lambda: graphs.undirected_ring(settings.num_nodes),
+        "complete": lambda: graphs.complete(settings.num_nodes),
+        "torus": lambda: graphs.torus(settings.num_nodes),
+        "star": lambda: graphs.star(settings.num_nodes),
+        "random_digraph": lambda: graphs.random_digraph(settings.num_nodes, settings.edge_probability, settings.seed),
+        "edges": lambda: graphs.from_edges_file(Path(settings.edges_file), settings.num_nodes),
+    }
+    topology = builders[settings.name]()
+    return metropolis_weights(topology) if config.algorithm.name in UNDIRECTED else topology
+
+
+def load_data(config: Config, progress: Any = None) -> Data:
+    """Load, map to public features and split; `dp-sgd` gets everything in one place."""
+    features = parse_features(config.task.features)
+    images = load_dataset(config.task.name, progress=progress)
+    num_nodes = 1 if config.algorithm.name == "dp-sgd" else config.graph.num_nodes
+    spec = "iid" if config.algorithm.name == "dp-sgd" else config.task.partition
+    parts = [torch.from_numpy(part) for part in partition(images.train_labels.numpy(), num_nodes, spec, config.run.seed)]
+    inputs, test_inputs = features.apply(images.train_inputs), features.apply(images.test_inputs)
+    facts = Facts(tuple(inputs.shape[1:]), images.num_classes, tuple(len(part) for part in parts))
+    return Data(inputs, images.train_labels, parts, (test_inputs, images.test_labels), facts)
+
+
+def design(config: Config, facts: Facts, allow_divergence: bool = False) -> Blueprint:
+    """Check everything that can be checked without data and return the parts."""
+    topology = build_topology(config)
+    compressor = parse_compressor(config.compression.spec)
+    polish_compressor = parse_compressor(config.algorithm.polish_compression or config.compression.spec)
+    with torch_seed(config.run.seed, "initial model"):
+        module = build_model(config.task.model, facts.input_shape, facts.num_classes)
+    check_model(module)
+    anchor_D = ParameterLayout.of(module).flatten(module)
+    rate, radius = _mixing(config, topology, compressor, anchor_D.numel(), allow_divergence)
+    algorithm = build_algorithm(config, compressor, rate)
+    return Blueprint(
+        config, facts, topology, module, anchor_D, algorithm,
+        _polish_algorithm(config, algorithm, polish_compressor, topology, anchor_D.numel()),
+        build_mechanism(config, facts.num_examples), rate, radius,
+    )  # fmt: skip
+
+
+def _mixing(
+    config: Config, topology: Topology, compressor: Compressor, dim: int, allow_divergence: bool
+) -> tuple[float | None, float | None]:
+    if config.algorithm.name not in COMPRESSED:
+        return None, None
+    wanted = config.algorithm.mixing_rate
+    rate = best_mixing_rate(topology, compressor, dim) if wanted == "auto" else wanted
+    radius = mixing_radius(topology, compressor, rate, dim)
+    if radius >= 1 and not allow_divergence:
+        advised = best_mixing_rate(topology, compressor, dim)
+        raise UnstableError(
+            f"algorithm.mixing_rate = {rate:g} with compression.spec = {compressor.spec!r} diverges on this graph: the "
+            f"disagreement grows by a factor {radius:.3f} per step in mean square. Use mixing_rate = {advised:.3g} "
+            f"(radius {mixing_radius(topology, compressor, advised, dim):.3f}) or \"auto\"; "
+            "--allow-divergence runs it all the same"
+        )
+    return rate, radius
+
+
+def build_algorithm(config: Config, compressor: Compressor, mixing_rate: float | None) -> Algorithm[Any]:
+    """Return the method that the settings name."""
+    settings = config.algorithm
+    rate: Schedule = LinearDecay(settings.learning_rate, settings.learning_rate_decay, settings.steps)
+    if settings.name in ("dp-sgp", "sgp"):
+        return SGP(rate)
+    if settings.name in ("dp2sgd", "d-psgd"):
+        return DPSGD(rate)
+    if settings.name in ("local", "dp-sgd"):
+        return Local(rate)
+    if settings.name == "dp-block":
+        return DPBlock(rate, settings.num_blocks, settings.block_order, compressor)
+    assert mixing_rate is not None
+    method = {"dp-csgp": DPCSGP, "choco-sgd": ChocoSGD}[settings.name]
+    return method(compressor, rate, mixing_rate)
+
+
+def _polish_algorithm(
+    config: Config, algorithm: Algorithm[Any], compressor: Compressor, topology: Topology, dim: int
+) -> Algorithm[Any]:
+    if isinstance(algorithm, DPCSGP | ChocoSGD) and config.algorithm.polish_compression:
+        return replace(algorithm, compressor=compressor, mixing_rate=best_mixing_rate(topology, compressor, dim))
+    if isinstance(algorithm, DPBlock) and config.algorithm.polish_compression:
+        return replace(algorithm, compressor=compressor)
+    return algorithm
+
+
+def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMechanism:
+    """Calibrate each node's noise for its own budget, data and batch size."""
+    privacy, num_nodes = config.privacy, len(num_examples)
+    batches = tuple(
+        max(1, total // 3) if batch == "auto" else batch
+        for batch, total in zip(per_node(privacy.expected_batch_size, num_nodes), num_examples, strict=True)
+    )
+    # Constructed once without noise: a batch larger than the data is refused before the accountant is asked.
+    quiet = GaussianMechanism(privacy.clip_norm, (0.0,) * num_nodes, batches, tuple(num_examples), privacy.sampling)
+    if privacy.noise == "none":
+        return quiet
+    rows = zip(per_node(privacy.epsilon, num_nodes), per_node(privacy.delta, num_nodes), batches, num_examples, strict=True)
+    return replace(quiet, noise_multipliers=tuple(_noise_multiplier(config, *row) for row in rows))
+
+
+def _noise_multiplier(config: Config, epsilon: float, delta: float, batch: int, total: int) -> float:
+    if total == 0:
+        return 0.0
+    if config.privacy.noise == "paper":
+        return paper_noise_multiplier(epsilon, delta, config.algorithm.steps, total, config.privacy.c2) * batch
+    return calibrate_noise(
+        epsilon=epsilon,
+        delta=delta,
+        sampling_rate=batch / total,
+        steps=config.algorithm.steps + config.privacy.replay_reserve,
+        sampling=config.privacy.sampling,
+    )
+
+
+def new_run_id() -> str:
+    """Return a fresh public name for a run; ledgers and checkpoints carry it."""
+    return secrets.token_hex(8)
+
+
+def assemble(blueprint: Blueprint, data: Data, network: MeteredNetwork, out: Path, run_id: str, part: int = 0, num_parts: int = 1) -> Run:
+    """Add data, keys, ledger and files to a blueprint, for the nodes that this process hosts."""
+    config, nodes = blueprint.config, network.nodes
+    privacy = config.privacy
+    mechanism = _hosted(blueprint.mechanism, nodes)
+    task = Classification.split(
+        blueprint.module, data.inputs, data.labels, [data.parts[node] for node in nodes], data.test
+    )
+    deltas = [per_node(privacy.delta, len(data.parts))[node] for node in nodes]
+    ledger = LedgerBook(out / "ledger", nodes, run_id)
+    private = (
+        PrivateRandomness.fresh(nodes) if privacy.seed is None else PrivateRandomness.seeded(privacy.seed, nodes)
+    )
+    return Run(
+        task=task,
+        engine=clipping_engine(blueprint.module, task.loss),
+        mechanism=mechanism,
+        budget=_budget(config, mechanism, nodes, ledger, deltas),
+        ledger=ledger,
+        algorithm=blueprint.algorithm,
+        polish=blueprint.polish,
+        network=network,
+        public=PublicRandomness(config.run.seed, nodes),
+        private=private,
+        recorder=Recorder(out, part, num_parts),
+        schedule=_schedule(config),
+        epsilon_spent=lambda: [composed_epsilon(ledger.releases(n), d) for n, d in zip(nodes, deltas, strict=True)],
+        anchor_D=blueprint.anchor_D,
+        attempt=ledger.next_attempt(),
+        checkpoints=CheckpointFolder(out / "checkpoint", run_id, part, num_parts),
+        hosts_all=num_parts == 1,
+    )
+
+
+def _hosted(mechanism: GaussianMechanism, nodes: Sequence[int]) -> GaussianMechanism:
+    return replace(
+        mechanism,
+        noise_multipliers=tuple(mechanism.noise_multipliers[node] for node in nodes),
+        expected_batch_sizes=tuple(mechanism.expected_batch_sizes[node] for node in nodes),
+        num_examples=tuple(mechanism.num_examples[node] for node in nodes),
+    )
+
+
+def _budget(
+    config: Config, mechanism: GaussianMechanism, nodes: Sequence[int], ledger: LedgerBook, deltas: Sequence[float]
+) -> Budget:
+    """Enforce budgets where noise was calibrated for them; the paper's rule and no noise make no verified promise."""
+    if config.privacy.noise != "calibrated":
+        return Budget.unlimited(nodes)
+    epsilons = [per_node(config.privacy.epsilon, len(config_nodes(config)))[node] for node in nodes]
+    events = [mechanism.event(row) for row in range(len(nodes))]
+    return Budget.of(nodes, events, epsilons, deltas, [ledger.releases(node) for node in nodes])
+
+
+def config_nodes(config: Config) -> range:
+    """Return the numbers of all nodes of a run; `dp-sgd` has one."""
+    return range(1 if config.algorithm.name == "dp-sgd" else config.graph.num_nodes)
+
+
+def _schedule(config: Config) -> TrainingSchedule:
+    return TrainingSchedule(
+        steps=config.algorithm.steps,
+        gossip_every=config.algorithm.gossip_every,
+        polish_rounds=config.algorithm.polish_rounds,
+        evaluate_every=config.run.evaluate_every,
+        checkpoint_every=config.run.checkpoint_every,
+        momentum=config.algorithm.momentum,
+    )

@@ -1,0 +1,118 @@
+"""Whole-run snapshots: atomic, checksummed, safetensors and JSON only; the last two are kept.
+
+A snapshot of one process is two files: `step-000030.part-0-of-1.safetensors` (the tensors) and a `.json` of the same name
+(counters, the ledgers' heads, the tensors' checksum). The JSON file is renamed into place last: it is the commit. On
+resume every process takes the newest step of which all parts are whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from dpcsgp.errors import CheckpointError
+from dpcsgp.files import write_atomically
+
+KEEP = 2
+FORMAT = 1
+_NAME = re.compile(r"step-(\d+)\.part-(\d+)-of-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one process needs to go on: tensors by name, and small JSON values."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The `checkpoint/` folder of a run, as one of its processes sees it."""
+
+    path: Path
+    run_id: str
+    part: int = 0
+    num_parts: int = 1
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Write a snapshot; an error or a crash leaves the previous ones whole."""
+        body = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        head = {"format": FORMAT, "run_id": self.run_id, "step": step, "meta": dict(meta), "checksum": _checksum(body)}
+        text = json.dumps(head, indent=1)
+        head["self"] = _checksum(text.encode())
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file(step, ".safetensors"), body)
+            write_atomically(self._file(step, ".json"), json.dumps(head, indent=1).encode())
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write checkpoint {self._file(step, '.json')}: {error.strerror}; "
+                "free space or choose a writable --out folder; the previous checkpoint is intact"
+            ) from error
+        self._forget_old(step)
+
+    def load_newest(self) -> Snapshot | None:
+        """Return this process's part of the newest step of which all parts are whole; None if none was ever written."""
+        if not self._steps():
+            return None
+        problems: list[str] = []
+        for step in sorted(self._steps(), reverse=True):
+            try:
+                for part in range(self.num_parts):
+                    if part != self.part:
+                        self._read(step, part)
+                return self._read(step, self.part)
+            except CheckpointError as error:
+                problems.append(str(error))
+        detail = "; ".join(problems)
+        raise CheckpointError(f"no whole checkpoint in {self.path}: {detail}. Start again with another --out folder")
+
+    def _read(self, step: int, part: int) -> Snapshot:
+        path = self._file(step, ".json", part)
+        try:
+            head = json.loads(path.read_bytes())
+            own = head.pop("self")
+            body = path.with_suffix(".safetensors").read_bytes()
+        except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path.name} is damaged or missing ({type(error).__name__})") from None
+        if own != _checksum(json.dumps(head, indent=1).encode()) or head.get("checksum") != _checksum(body):
+            raise CheckpointError(f"{path.name} does not match its checksum")
+        if head["format"] != FORMAT:
+            raise CheckpointError(f"{path.name} has format {head['format']}, this version reads {FORMAT}")
+        if head["run_id"] != self.run_id or head["step"] != step:
+            raise CheckpointError(f"{path.name} belongs to another run or step")
+        try:
+            return Snapshot(step, load(body), head["meta"])
+        except SafetensorError as error:
+            raise CheckpointError(f"{path.name}: {error}") from None
+
+    def _steps(self) -> set[int]:
+        if not self.path.is_dir():
+            return set()
+        matches = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir())
+        return {int(match[1]) for match in matches if match and int(match[3]) == self.num_parts}
+
+    def _file(self, step: int, suffix: str, part: int | None = None) -> Path:
+        part = self.part if part is None else part
+        return self.path / f"step-{step:06d}.part-{part}-of-{self.num_parts}{suffix}"
+
+    def _forget_old(self, newest: int) -> None:
+        own = [step for step in self._steps() if step <= newest and self._file(step, ".json").exists()]
+        for step in sorted(own)[:-KEEP]:
+            self._file(step, ".json").unlink(missing_ok=True)
+            self._file(step, ".safetensors").unlink(missing_ok=True)
+
+
+def _checksum(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()

@@ -1,0 +1,38 @@
+"""The `dpcsgp` command: mounts the commands and turns errors into one line and an exit code.
+
+Commands import what they need when they are called, so that `--help` needs no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from dpcsgp.cli import account, data, demo, report, run
+from dpcsgp.errors import DpcsgpError
+
+cli = typer.Typer(
+    name="dpcsgp",
+    help="Train one model among parties with private data: differential privacy, compressed messages, no server.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+cli.command("run")(run.run)
+cli.command("demo")(demo.demo)
+cli.command("account")(account.account)
+cli.command("report")(report.report)
+cli.add_typer(data.app, name="data")
+
+
+def app() -> None:
+    """Run the command line; errors of ours become one line on stderr."""
+    try:
+        cli()
+    except DpcsgpError as error:
+        from rich.console import Console
+        from rich.text import Text
+
+        Console(stderr=True).print(Text("error: ", style="bold red") + Text(str(error)))
+        sys.exit(error.exit_code)

@@ -1,0 +1,159 @@
+"""One training session at the terminal: prepare, watch, stop cleanly, write the results folder, show the outcome."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from dpcsgp import training
+from dpcsgp.assembly import Blueprint, assemble, build_topology, design, load_data
+from dpcsgp.cli.tables import outcome_table, plan_table
+from dpcsgp.compression import frames, parse_compressor
+from dpcsgp.config import Config, load_config
+from dpcsgp.errors import ConfigError
+from dpcsgp.network import Simulator
+from dpcsgp.report import write_report
+from dpcsgp.results import ResultsFolder
+
+
+def run_session(
+    config_file: Path | None,
+    settings: Sequence[str],
+    out: Path | None,
+    resume: bool,
+    allow_divergence: bool,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train in the simulator and return the summary."""
+    console = Console(quiet=quiet)
+    folder: ResultsFolder | None = None
+    if resume:
+        folder, config = _reopen(config_file, settings, out)
+    else:
+        config = load_config(config_file, settings)
+    _check_quickly(config, out, resume)
+    with downloads(console) as progress:
+        data = load_data(config, progress)
+    blueprint = design(config, data.facts, allow_divergence or resume)
+    console.print(plan_table(blueprint))
+    folder = folder or ResultsFolder.create(out or _new_folder(config), config)
+    key = frames.load_key(Path(config.network.key_file)) if config.network.key_file else None
+    run = assemble(blueprint, data, Simulator(blueprint.topology, key), folder.path, folder.run_id)
+    snapshot = run.checkpoints.load_newest() if resume and run.checkpoints else None
+    with StopSignal(console) as stop, watching(console, run) as watch:
+        progress = training.train(run, watch, stop.is_set, snapshot)
+    summary = folder.finish(blueprint, run, progress)
+    page = write_report([folder.path])
+    console.print(outcome_table(summary))
+    console.print(f"results: {folder.path}    page: {page}", highlight=False, soft_wrap=True)
+    return summary
+
+
+def _reopen(config_file: Path | None, settings: Sequence[str], out: Path | None) -> tuple[ResultsFolder, Config]:
+    if out is None:
+        raise ConfigError("--resume needs --out FOLDER: the results folder of the run to continue")
+    if config_file is not None or settings:
+        raise ConfigError("--resume takes its settings from the results folder; leave out the config file and --set")
+    return ResultsFolder.reopen(out)
+
+
+def _check_quickly(config: Config, out: Path | None, resume: bool) -> None:
+    """Refuse what can be refused before data are fetched."""
+    build_topology(config)
+    parse_compressor(config.compression.spec)
+    if config.algorithm.polish_compression:
+        parse_compressor(config.algorithm.polish_compression)
+    if out is not None and not resume and (out / "config.toml").exists():
+        raise ConfigError(f"--out {out} already holds a run; continue it with --resume, or name another folder")
+
+
+def _new_folder(config: Config) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{config.task.name}-{config.algorithm.name}-{stamp}"
+
+
+class StopSignal:
+    """Turns Ctrl-C and SIGTERM into "finish this step, then save"; a second one stops at once."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._asked = False
+        self._previous: dict[int, Any] = {}
+
+    def is_set(self) -> bool:
+        """Say whether a stop was asked for."""
+        return self._asked
+
+    def __enter__(self) -> StopSignal:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        self._console.print("stopping after this step; once more to stop at once", style="yellow")
+
+
+@contextmanager
+def downloads(console: Console) -> Iterator[Any]:
+    """Show a bar while data are fetched; yields a callback (text, done, total)."""
+    bars = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True)
+    tasks: dict[str, Any] = {}
+
+    def callback(text: str, done: int, total: int | None) -> None:
+        if text not in tasks:
+            tasks[text] = bars.add_task(text, total=total)
+        bars.update(tasks[text], completed=done, total=total)
+
+    with bars:
+        yield callback
+
+
+@contextmanager
+def watching(console: Console, run: training.Run) -> Iterator[training.Watcher]:
+    """Show one live line (step, accuracy, eps spent, MB per edge, time left); plain lines where there is no terminal."""
+    total = run.schedule.steps + run.schedule.polish_rounds
+    if not console.is_terminal:
+        yield lambda progress: _plain_line(console, run, progress)
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn()]
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("training", total=total)
+
+        def watch(progress: training.Progress) -> None:
+            done = progress.state.step + progress.rounds_polished
+            bar.update(task, completed=done, description=_describe(run, progress))
+
+        yield watch
+
+
+def _describe(run: training.Run, progress: training.Progress) -> str:
+    row = run.recorder.rows[-1]
+    accuracy = next((f"{100 * row[key]:.1f} %" for key in ("accuracy_node_mean",) if key in row), "-")
+    polish = f" + polish {progress.rounds_polished}" if progress.rounds_polished else ""
+    return (
+        f"step {progress.state.step}/{run.schedule.steps}{polish}  accuracy {accuracy}  "
+        f"eps {max(run.epsilon_spent()):.3f}  {run.network.traffic.bytes_per_edge / 1e6:.3f} MB/edge"
+    )
+
+
+def _plain_line(console: Console, run: training.Run, progress: training.Progress) -> None:
+    step, every = progress.state.step, max(run.schedule.steps // 10, 1)
+    if (step % every == 0 and not progress.rounds_polished) or progress.rounds_polished == run.schedule.polish_rounds:
+        console.print(_describe(run, progress), highlight=False, soft_wrap=True)
+        sys.stdout.flush()

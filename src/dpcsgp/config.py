@@ -1,0 +1,232 @@
+"""One validated model of all settings, and its way to and from TOML.
+
+Keys explain themselves; `--set section.key=value` uses the same names. Per-node values are a number or a list with one
+number per node.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dpcsgp.errors import ConfigError
+
+Algorithms = Literal[
+    "dp-csgp", "dp-block", "dp2sgd", "dp-sgp", "sgp", "d-psgd", "choco-sgd", "dp-sgd", "local"
+]  # fmt: skip
+NOT_PRIVATE: tuple[str, ...] = ("sgp", "d-psgd", "choco-sgd")
+UNDIRECTED: tuple[str, ...] = ("dp2sgd", "d-psgd", "choco-sgd")
+COMPRESSED: tuple[str, ...] = ("dp-csgp", "choco-sgd")
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Delta = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A table of the TOML file: unknown keys are refused, values cannot be changed afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class TaskConfig(Section):
+    """What is learned, and who has which data."""
+
+    name: Literal["mnist", "fashion_mnist", "cifar10", "digits"] = "mnist"
+    model: str = "mlp:128"
+    features: str = "standardize"
+    augmentation_multiplicity: Count = 1
+    partition: str = "iid"
+
+
+class GraphConfig(Section):
+    """Who sends to whom."""
+
+    name: Literal[
+        "directed_exponential", "directed_ring", "undirected_ring", "complete", "torus", "star", "random_digraph", "edges"
+    ] = "directed_exponential"
+    num_nodes: Count = 10
+    edge_probability: Annotated[float, Field(ge=0, le=1)] = 0.3
+    seed: Annotated[int, Field(ge=0)] = 0
+    edges_file: str = ""
+
+
+class AlgorithmConfig(Section):
+    """How the nodes learn together."""
+
+    name: Algorithms = "dp-csgp"
+    learning_rate: Positive = 6.0
+    learning_rate_decay: Annotated[float, Field(ge=0, le=1)] = 0.2
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    mixing_rate: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = "auto"
+    steps: Count = 30
+    gossip_every: Count = 1
+    num_blocks: Count = 10
+    block_order: Literal["round-robin", "random"] = "round-robin"
+    polish_rounds: Annotated[int, Field(ge=0)] = 3
+    polish_compression: str = ""
+
+
+class CompressionConfig(Section):
+    """How messages shrink."""
+
+    spec: str = "rot:1"
+
+
+class PrivacyConfig(Section):
+    """What each node promises its examples."""
+
+    epsilon: Positive | list[Positive] = 0.5
+    delta: Delta | list[Delta] = 1e-4
+    clip_norm: Positive = 1.0
+    expected_batch_size: Literal["auto"] | Count | list[Count] = "auto"
+    sampling: Literal["poisson", "uniform"] = "poisson"
+    noise: Literal["calibrated", "paper", "none"] = "calibrated"
+    c2: Positive = 1.0
+    replay_reserve: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+
+
+class NetworkConfig(Section):
+    """How real processes talk."""
+
+    timeout_seconds: Positive = 60.0
+    key_file: str = ""
+
+
+class RunConfig(Section):
+    """How a run is watched and kept."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    evaluate_every: Annotated[int, Field(ge=0)] = 5
+    checkpoint_every: Annotated[int, Field(ge=0)] = 10
+    device: str = "cpu"
+
+
+class Config(Section):
+    """All settings of a run; the defaults are the demo."""
+
+    task: TaskConfig = TaskConfig()
+    graph: GraphConfig = GraphConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    compression: CompressionConfig = CompressionConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    network: NetworkConfig = NetworkConfig()
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Config:
+        for key in ("epsilon", "delta", "expected_batch_size"):
+            value = getattr(self.privacy, key)
+            if isinstance(value, list) and len(value) != self.graph.num_nodes:
+                raise ValueError(
+                    f"privacy.{key} has {len(value)} values: give one number, or one per node "
+                    f"(graph.num_nodes = {self.graph.num_nodes})"
+                )
+        if self.graph.name == "edges" and not self.graph.edges_file:
+            raise ValueError('graph.edges_file is empty: graph.name = "edges" needs a file with one "sender receiver" per line')
+        if self.algorithm.name in NOT_PRIVATE and self.privacy.noise != "none":
+            raise ValueError(
+                f'algorithm.name = "{self.algorithm.name}" is the non-private method: set privacy.noise = "none", '
+                "or choose its private twin (dp-sgp, dp2sgd, dp-csgp)"
+            )
+        return self
+
+    def fingerprint(self) -> str:
+        """Return a short digest of all settings that a resumed run must share."""
+        return hashlib.blake2b(self.model_dump_json().encode(), digest_size=12).hexdigest()
+
+
+def per_node(value: Any, num_nodes: int) -> tuple[Any, ...]:
+    """Spread a number over all nodes; a list stays as it is."""
+    return tuple(value) if isinstance(value, list) else (value,) * num_nodes
+
+
+def load_config(path: Path | None = None, settings: Sequence[str] = ()) -> Config:
+    """Read a TOML file (None: the defaults) and apply `section.key=value` settings.
+
+    >>> load_config(None, ["graph.num_nodes=4", "privacy.epsilon=2"]).privacy.epsilon
+    2.0
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"config file {path} does not exist; `dpcsgp run` without a file uses the defaults") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"config file {path} cannot be read: {error}") from None
+    for setting in settings:
+        _apply(values, setting)
+    return make_config(values)
+
+
+def make_config(values: Mapping[str, Any]) -> Config:
+    """Validate plain values; errors name the field, the value and the remedy."""
+    _refuse_unknown_keys(values)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def to_toml(config: Config) -> str:
+    """Write all settings as TOML, defaults included."""
+    lines: list[str] = []
+    for section, values in config.model_dump(exclude_none=True).items():
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""]
+    return "\n".join(lines)
+
+
+def _apply(values: dict[str, Any], setting: str) -> None:
+    name, separator, text = setting.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (separator and dot and section and key):
+        raise ConfigError(f"--set {setting}: expected section.key=value, for example --set privacy.epsilon=1")
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string: --set task.name=digits
+    table = values.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{section} = {table!r}: expected a table [{section}]")
+    table[key] = value
+
+
+def _refuse_unknown_keys(values: Mapping[str, Any]) -> None:
+    sections = Config.model_fields
+    for section, table in values.items():
+        if section not in sections:
+            raise ConfigError(f"unknown section [{section}]{_nearest(section, list(sections))}")
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{section} = {table!r}: expected a table [{section}]")
+        annotation = sections[section].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, Section)
+        for key in table:
+            if key not in annotation.model_fields:
+                raise ConfigError(f"unknown key {section}.{key}{_nearest(key, list(annotation.model_fields))}")
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    listed = ", ".join(known)
+    return f": did you mean {close[0]!r}? Known: {listed}" if close else f". Known: {listed}"
+
+
+def _explain(error: ValidationError) -> str:
+    """Turn pydantic's list into one line per field; alternatives of one field are joined."""
+    reasons: dict[str, list[str]] = {}
+    for detail in error.errors():
+        path = [str(part) for part in detail["loc"][:2]]
+        if not path:
+            return detail["msg"].removeprefix("Value error, ")
+        reason = detail["msg"].removeprefix("Input ")
+        reasons.setdefault(f"{'.'.join(path)} = {detail['input']!r}", []).append(reason)
+    return "\n".join(f"{field}: {' or '.join(dict.fromkeys(texts))}" for field, texts in reasons.items())

@@ -1,0 +1,55 @@
+"""The errors a caller may want to catch; every message says what to do.
+
+`DpcsgpError` is the root. The command line turns it into one red line and an exit code: 2 for input that can be
+mended by the user (`ConfigError`, `DataError`), 1 for everything else.
+"""
+
+
+class DpcsgpError(Exception):
+    """Root of all errors raised on purpose by this package."""
+
+    exit_code = 1
+
+
+class ConfigError(DpcsgpError, ValueError):
+    """A setting is wrong: the message names the field, the value and the remedy."""
+
+    exit_code = 2
+
+
+class TopologyError(ConfigError):
+    """A communication graph cannot be used: not strongly connected, weights that do not add up, and the like."""
+
+
+class ModelError(ConfigError):
+    """A model cannot be trained privately: the message names the layer and a replacement."""
+
+
+class DataError(DpcsgpError):
+    """Data files are missing, damaged or of an unexpected shape."""
+
+    exit_code = 2
+
+
+class UnstableError(ConfigError):
+    """The compressor and mixing rate make gossip diverge on this graph."""
+
+
+class BudgetExceededError(DpcsgpError):
+    """The next release would cost more privacy than was granted."""
+
+
+class LedgerError(DpcsgpError):
+    """A ledger was edited, shortened or belongs to another run."""
+
+
+class CheckpointError(DpcsgpError):
+    """A checkpoint is damaged or belongs to another run."""
+
+
+class WireError(DpcsgpError):
+    """A message is damaged, forged, late or from an unexpected sender: names sender and step."""
+
+
+class DivergenceError(DpcsgpError):
+    """A state or message became non-finite: names step and node."""

@@ -1,0 +1,242 @@
+"""Second moments of error-feedback gossip, as energies of impulse responses.
+
+One coordinate of gossip with a compressor that keeps `gain` of what it is given and adds independent noise:
+
+    error      e = x - x_hat
+    message    q = gain e + xi,  E xi = 0,  E xi_i^2 = noise E e_i^2, independent between nodes
+    public     x_hat' = x_hat + q
+    private    x' = x + rate (A - I) x_hat'
+
+Write B = A - I. Everything is a polynomial in B, so by Cayley and Hamilton every impulse response p_k(B) of this linear
+system obeys one two-term recursion, p_(k+1) = (2 - gain + rate gain B) p_k - (1 - gain) p_(k-1). The second moments need
+only the energies of those responses,
+
+    energy(level)[i, j] = sum over k >= 1 of level^-k (p_k(B)[i, j])^2,
+
+an (N, N) matrix: no (2N)^2 x (2N)^2 operator is ever built. `ModalEnergies` sums in closed form over the eigenvectors of
+A; `SteppedEnergies` walks the recursion, which needs no eigenvectors and therefore also serves graphs that have none.
+Reference: the input-output test for mean-square stability with multiplicative noise (Willems and Blankenship, 1971).
+
+Legend: N nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, final
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse.linalg import LinearOperator
+
+from dpcsgp.graphs.topology import Topology
+
+Polynomial = tuple[float, ...]  # coefficients of B^0, B^1, ...
+
+_LARGEST_CONDITION: Final = 1e5  # of the eigenvectors: squared and times 1e-16 it still leaves six digits
+_EXPLICIT_NODES: Final = 100  # the closed form as a matrix takes N^4 operations, as an operator N^3
+_SINGLE_PRECISION_NODES: Final = 400
+
+
+@final
+@dataclass(frozen=True)
+class Response:
+    """One impulse response by its first two polynomials; `zero_sum` removes the part that all nodes share."""
+
+    first: Polynomial
+    second: Polynomial
+    zero_sum: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class GossipRecursion:
+    """State the recursion of one compressor gain and one mixing rate."""
+
+    gain: float
+    rate: float
+
+    @property
+    def noise_to_error(self) -> Response:
+        """Return how compression noise comes back in later errors."""
+        g, c = self.gain, self.rate
+        return Response((-1.0, c), (g - 1.0, 2.0 * c * (1.0 - g), c * c * g))
+
+    @property
+    def noise_to_private(self) -> Response:
+        """Return how compression noise moves the private vectors."""
+        g, c = self.gain, self.rate
+        return Response((0.0, c), (0.0, c * (2.0 - g), c * c * g), zero_sum=True)
+
+    @property
+    def drive_to_error(self) -> Response:
+        """Return how a unit added to a private vector shows in the errors, from the moment it is added."""
+        g, c = self.gain, self.rate
+        return Response((1.0,), (1.0 - g, c * g))
+
+    @property
+    def drive_to_private(self) -> Response:
+        """Return how a unit added to a private vector spreads, measured after each exchange."""
+        g, c = self.gain, self.rate
+        return Response((1.0, c * g), (1.0, c * g * (3.0 - g), (c * g) ** 2), zero_sum=True)
+
+    def linear_radius(self, eigenvalues_N: np.ndarray) -> float:
+        """Return the decay per step without noise: the largest root of r^2 - (2 - gain + rate gain mu) r + 1 - gain."""
+        shared = int(np.argmin(np.abs(eigenvalues_N - 1.0)))
+        half_N = 0.5 * (2.0 - self.gain + self.rate * self.gain * (np.delete(eigenvalues_N, shared) - 1.0))
+        root_N = np.sqrt(half_N.astype(complex) ** 2 - (1.0 - self.gain))
+        roots = np.concatenate([half_N + root_N, half_N - root_N, [1.0 - self.gain]])
+        return float(np.abs(roots).max())
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ModalEnergies:
+    """Sum energies in closed form over eigenvectors: A = right diag(eigenvalues) left."""
+
+    eigenvalues_N: np.ndarray
+    right_NN: np.ndarray
+    left_NN: np.ndarray
+
+    def of(self, response: Response, recursion: GossipRecursion, level: float) -> Any:
+        """Return the energy as an (N, N) array, for many nodes as a linear operator."""
+        weights_NN = self._pair_sums(response, recursion, level)
+        num_nodes = len(self.eigenvalues_N)
+        right_NN, left_NN = self.right_NN, self.left_NN
+        if num_nodes <= _EXPLICIT_NODES:
+            pairs = (num_nodes, num_nodes * num_nodes)
+            out = (right_NN[:, :, None] * right_NN.conj()[:, None, :]).reshape(pairs)
+            into = (left_NN[:, None, :] * left_NN.conj()[None, :, :]).reshape(pairs[::-1])
+            return np.maximum((out @ (weights_NN.reshape(-1, 1) * into)).real, 0.0)
+
+        def apply(vector_N: np.ndarray) -> np.ndarray:
+            inner_NN = weights_NN * ((left_NN * vector_N.ravel()) @ left_NN.conj().T)
+            return np.einsum("ab,ab->a", right_NN @ inner_NN, right_NN.conj()).real
+
+        return LinearOperator((num_nodes, num_nodes), matvec=apply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
+
+    def _pair_sums(self, response: Response, recursion: GossipRecursion, level: float) -> np.ndarray:
+        """Return sum_k level^-k u_k conj(w_k) for every pair of modes, u and w being their two-term recursions.
+
+        With s = sum u_k w_k, f = sum u_(k+1) w_k and b = sum u_k w_(k+1) the recursions give three linear equations;
+        f and b are eliminated by hand.
+        """
+        mu_N = self.eigenvalues_N - 1.0
+        shared = int(np.argmin(np.abs(mu_N)))
+        trace_N = (2.0 - recursion.gain + recursion.rate * recursion.gain * mu_N) / np.sqrt(level)
+        det_N = np.full(mu_N.shape, (1.0 - recursion.gain) / level)
+        u1_N = np.polyval(response.first[::-1], mu_N) / np.sqrt(level)
+        u2_N = np.polyval(response.second[::-1], mu_N) / level
+        # The shared mode would carry a root of 1 that no response excites: give it its true one-term recursion.
+        trace_N[shared], det_N[shared] = (1.0 - recursion.gain) / np.sqrt(level), 0.0
+        u1_N[shared] = 0.0 if response.zero_sum else response.first[0] / np.sqrt(level)
+        u2_N[shared] = trace_N[shared] * u1_N[shared]
+
+        t, d, u1, u2 = (v_N[:, None] for v_N in (trace_N, det_N, u1_N, u2_N))
+        tc, dc, w1, w2 = (v_N.conj()[None, :] for v_N in (trace_N, det_N, u1_N, u2_N))
+        dd, u2w1, u1w2 = d * dc, u2 * w1, u1 * w2
+        ahead, ahead0 = (t - d * tc) / (1.0 - dd), d * (dc * u2w1 - u1w2) / (1.0 - dd)
+        behind, behind0 = (tc - dc * t) / (1.0 - dd), dc * (d * u1w2 - u2w1) / (1.0 - dd)
+        source = u2 * w2 + dd * u1 * w1 - t * dc * (u2w1 + ahead0) - tc * d * (u1w2 + behind0)
+        return u1 * w1 + source / (1.0 - dd - t * tc + t * dc * ahead + tc * d * behind)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SteppedEnergies:
+    """Sum energies by walking the recursion until a block of steps adds less than `tolerance` of the total."""
+
+    weights: Any  # (N, N), sparse where that is faster
+    stationary_N: np.ndarray
+    tolerance: float = 1e-7
+    max_steps: int = 20_000
+    block: int = 16
+
+    def of(self, response: Response, recursion: GossipRecursion, level: float) -> np.ndarray:
+        """Return the energy as an (N, N) array; the rest beyond the last block is added as a geometric series."""
+        terms = self._walk(response, recursion, level)
+        total_NN, added = next(terms) ** 2, np.inf
+        for _ in range(self.max_steps // self.block):
+            block_NN = sum(next(terms) ** 2 for _ in range(self.block))
+            total_NN += block_NN
+            ratio, added = float(block_NN.sum()) / added, float(block_NN.sum())
+            if not np.isfinite(added) or added <= self.tolerance * float(total_NN.sum()):
+                break
+        return total_NN + block_NN * (ratio / (1.0 - ratio)) if ratio < 1.0 else total_NN
+
+    def _walk(self, response: Response, recursion: GossipRecursion, level: float) -> Iterator[np.ndarray]:
+        """Yield p_k(B) level^(-k/2) for k = 1, 2, ..."""
+        scale = 1.0 / np.sqrt(level)
+        keep, share = (1.0 - recursion.gain) * scale, recursion.rate * recursion.gain * scale
+        shared = 0.0 if response.zero_sum else response.first[0] * scale
+        old_NN, now_NN = self._evaluate(response.first) * scale, self._evaluate(response.second) * scale**2
+        yield self._with_column_sums(old_NN, shared)
+        while True:
+            # Column sums are known exactly; restoring them stops rounding from feeding the root of 1 of the shared mode.
+            shared *= keep
+            yield self._with_column_sums(now_NN, shared)
+            next_NN = share * (self.weights @ now_NN)
+            next_NN += (scale + keep - share) * now_NN
+            next_NN -= (keep * scale) * old_NN
+            old_NN, now_NN = now_NN, next_NN
+
+    def _evaluate(self, polynomial: Polynomial) -> np.ndarray:
+        """Return p(A - I) by Horner's rule."""
+        identity_NN = np.eye(len(self.stationary_N), dtype=self.weights.dtype)
+        value_NN = polynomial[-1] * identity_NN
+        for coefficient in polynomial[-2::-1]:
+            value_NN = self.weights @ value_NN - value_NN + coefficient * identity_NN
+        return value_NN
+
+    def _with_column_sums(self, matrix_NN: np.ndarray, target: float) -> np.ndarray:
+        matrix_NN += self.stationary_N[:, None] * (target - matrix_NN.sum(axis=0))[None, :]
+        return matrix_NN
+
+
+@lru_cache(maxsize=8)
+def stationary(topology: Topology) -> np.ndarray:
+    """Return phi, the limit of push-sum weights over n: A phi = phi, sum phi = 1."""
+    system_NN = topology.weights - np.eye(topology.num_nodes)
+    system_NN[-1] = 1.0
+    phi_N = np.linalg.solve(system_NN, np.eye(topology.num_nodes)[-1])
+    phi_N.setflags(write=False)
+    return phi_N
+
+
+@lru_cache(maxsize=8)
+def eigenvalues(topology: Topology) -> np.ndarray:
+    """Return the eigenvalues of A, real where the graph is reversible (undirected)."""
+    symmetric_NN = _symmetrized(topology)
+    return np.linalg.eigvals(topology.weights) if symmetric_NN is None else np.linalg.eigvalsh(symmetric_NN)
+
+
+@lru_cache(maxsize=8)
+def modal_energies(topology: Topology) -> ModalEnergies | None:
+    """Return the closed form, or None where A has no well-conditioned eigenvectors."""
+    symmetric_NN = _symmetrized(topology)
+    if symmetric_NN is not None:
+        root_N = np.sqrt(stationary(topology))
+        values_N, vectors_NN = np.linalg.eigh(symmetric_NN)
+        return ModalEnergies(values_N, root_N[:, None] * vectors_NN, vectors_NN.T / root_N)
+    values_N, right_NN = np.linalg.eig(topology.weights)
+    if np.linalg.cond(right_NN) > _LARGEST_CONDITION:
+        return None
+    return ModalEnergies(values_N.astype(complex), right_NN.astype(complex), np.linalg.inv(right_NN).astype(complex))
+
+
+def stepped_energies(topology: Topology, tolerance: float = 1e-7) -> SteppedEnergies:
+    """Return the walk over the recursion; large graphs walk in float32, which leaves six digits of the energies."""
+    kind = np.float32 if topology.num_nodes > _SINGLE_PRECISION_NODES else np.float64
+    weights_NN = topology.weights.astype(kind)
+    sparse_enough = np.count_nonzero(weights_NN) < 0.05 * weights_NN.size
+    phi_N = stationary(topology).astype(kind)
+    return SteppedEnergies(sparse.csr_matrix(weights_NN) if sparse_enough else weights_NN, phi_N, tolerance)
+
+
+def _symmetrized(topology: Topology) -> np.ndarray | None:
+    """Return D^-1/2 A D^1/2 with D = diag(phi) where that is symmetric: a reversible walk, so every undirected graph."""
+    root_N = np.sqrt(np.abs(stationary(topology)))
+    similar_NN = topology.weights * root_N[None, :] / root_N[:, None]
+    return similar_NN if np.allclose(similar_NN, similar_NN.T, rtol=0.0, atol=1e-12) else None

@@ -1,0 +1,40 @@
+"""What was really sent: every frame, headers included, on every directed edge. Messages to oneself do not count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dpcsgp.graphs import Topology
+
+
+@dataclass
+class Traffic:
+    """Counts of bytes sent by the hosted nodes since the start of the run (a resumed run goes on counting)."""
+
+    out_degrees: tuple[int, ...]
+    bytes_per_edge: int = 0
+    rounds: int = 0
+    bytes_sent: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, topology: Topology, nodes: Sequence[int]) -> Traffic:
+        """Start counting for these nodes."""
+        degrees = tuple(len(topology.receivers_from(node)) - 1 for node in nodes)
+        return cls(degrees, bytes_sent=[0] * len(degrees))
+
+    def count(self, frame_bytes: int) -> None:
+        """Count one round in which every hosted node sent a frame of this size along each of its edges."""
+        self.rounds += 1
+        self.bytes_per_edge += frame_bytes
+        self.bytes_sent = [
+            sent + degree * frame_bytes for sent, degree in zip(self.bytes_sent, self.out_degrees, strict=True)
+        ]
+
+    def as_dict(self) -> dict[str, int | list[int]]:
+        """Return what a checkpoint keeps."""
+        return {"bytes_per_edge": self.bytes_per_edge, "rounds": self.rounds, "bytes_sent": list(self.bytes_sent)}
+
+    def restore(self, bytes_per_edge: int, rounds: int, bytes_sent: list[int]) -> None:
+        """Go on counting from a checkpoint."""
+        self.bytes_per_edge, self.rounds, self.bytes_sent = bytes_per_edge, rounds, list(bytes_sent)

@@ -1,0 +1,32 @@
+"""Everything that touches private data: sampling, clipping, noise, and the account of what was released."""
+
+from dpcsgp.privacy.accounting import (
+    ReleaseEvent,
+    calibrate_noise,
+    composed_epsilon,
+    epsilon,
+    neighbouring_relation,
+    paper_noise_multiplier,
+    releases_within,
+)
+from dpcsgp.privacy.budget import Budget
+from dpcsgp.privacy.clipping import ClippingEngine, clipping_engine
+from dpcsgp.privacy.ledger import Ledger, LedgerBook, read_ledgers
+from dpcsgp.privacy.mechanism import GaussianMechanism
+
+__all__ = [
+    "Budget",
+    "ClippingEngine",
+    "GaussianMechanism",
+    "Ledger",
+    "LedgerBook",
+    "ReleaseEvent",
+    "calibrate_noise",
+    "clipping_engine",
+    "composed_epsilon",
+    "epsilon",
+    "neighbouring_relation",
+    "paper_noise_multiplier",
+    "read_ledgers",
+    "releases_within",
+]

@@ -1,0 +1,103 @@
+"""Sample, clip, add noise, divide by public constants: the one object that touches data and states what that costs.
+
+A release is `(clipped sum over a random batch + noise) / expected batch size`. The drawn batch, its size, the raw
+gradients and the clipped sum never leave this module.
+
+Legend: N hosted nodes, E places for examples (the largest drawn batch), D coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpcsgp.errors import ConfigError
+from dpcsgp.privacy.accounting import ReleaseEvent
+from dpcsgp.privacy.noise import add_noise
+from dpcsgp.randomness import PrivateRandomness
+
+Sampling = Literal["poisson", "uniform"]
+ClippedSum = Callable[[Tensor, Tensor], Tensor]  # (indices_NE, present_NE) -> sum_ND
+
+
+@final
+@dataclass(frozen=True)
+class GaussianMechanism:
+    """The subsampled Gaussian mechanism of every hosted node; per-node values are tuples of length N.
+
+    `num_examples` are declared, public constants. Poisson sampling takes each example with probability
+    `expected_batch_size / num_examples`; uniform sampling draws exactly `expected_batch_size` examples without
+    replacement. The divisor is `expected_batch_size`, never the drawn size.
+    """
+
+    clip_norm: float
+    noise_multipliers: tuple[float, ...]
+    expected_batch_sizes: tuple[int, ...]
+    num_examples: tuple[int, ...]
+    sampling: Sampling = "poisson"
+
+    def __post_init__(self) -> None:
+        if not self.clip_norm > 0:
+            raise ConfigError(f"privacy.clip_norm = {self.clip_norm}: expected a number above 0")
+        for node, (batch, total) in enumerate(zip(self.expected_batch_sizes, self.num_examples, strict=True)):
+            if total > 0 and not 1 <= batch <= total:
+                raise ConfigError(
+                    f"privacy.expected_batch_size = {batch}: node {node} has {total} examples; "
+                    f"choose a batch size from 1 to {total}"
+                )
+
+    def event(self, row: int) -> ReleaseEvent:
+        """Return what one release of this node costs."""
+        return ReleaseEvent(
+            sampling=self.sampling,
+            sampling_rate=self.expected_batch_sizes[row] / self.num_examples[row],
+            noise_multiplier=self.noise_multipliers[row],
+        )
+
+    def release(
+        self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]
+    ) -> Tensor:
+        """Return the private gradients (N, D) of this step; inactive nodes (no budget, no data) get zeros.
+
+        `clipped_sum` turns drawn examples into clipped gradient sums. An empty batch is noise alone, and is released.
+        """
+        indices_NE, present_NE = self.draw(step, random, active)
+        sum_ND = clipped_sum(indices_NE, present_NE)
+        del indices_NE, present_NE
+        for row, is_active in enumerate(active):
+            if not is_active:
+                sum_ND[row] = 0
+                continue
+            if self.noise_multipliers[row] > 0:
+                sum_ND[row] = add_noise(sum_ND[row], self.noise_multipliers[row], self.clip_norm, random, step, row)
+            sum_ND[row] /= self.expected_batch_sizes[row]
+        return sum_ND
+
+    def draw(self, step: int, random: PrivateRandomness, active: Sequence[bool]) -> tuple[Tensor, Tensor]:
+        """Draw each active node's batch: local example numbers (N, E), and which places are filled."""
+        drawn = [
+            self._draw_row(step, random, row) if is_active else np.zeros(0, dtype=np.int64)
+            for row, is_active in enumerate(active)
+        ]
+        width = max((len(indices) for indices in drawn), default=0)
+        indices_NE = np.zeros((len(drawn), width), dtype=np.int64)
+        present_NE = np.zeros((len(drawn), width), dtype=bool)
+        for row, indices in enumerate(drawn):
+            indices_NE[row, : len(indices)] = indices
+            present_NE[row, : len(indices)] = True
+        return torch.from_numpy(indices_NE), torch.from_numpy(present_NE)
+
+    def _draw_row(self, step: int, random: PrivateRandomness, row: int) -> np.ndarray:
+        total, batch = self.num_examples[row], self.expected_batch_sizes[row]
+        if self.sampling == "poisson":
+            # Rounded down, so that an example is never likelier than the rate that the event states.
+            threshold = (batch << 32) // total
+            words = random.row_bytes("sampling", step, row, 4 * total).view(np.uint32)
+            return np.flatnonzero(words < threshold) if threshold < 2**32 else np.arange(total)
+        words = random.row_bytes("sampling", step, row, 8 * total).view(np.uint64)
+        return np.argpartition(words, batch - 1)[:batch]

@@ -1,0 +1,73 @@
+"""Classification with one tensor of inputs for all hosted nodes, laid out node after node.
+
+Legend: N hosted nodes, E places for examples, J examples, K models, D coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.tasks.base import LossPerExample
+
+EVALUATION_BATCH = 2000
+
+
+def cross_entropy_per_example(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of each example."""
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+@final
+@dataclass(frozen=True)
+class Classification:
+    """A module trained by cross-entropy, evaluated by accuracy on public test data."""
+
+    module: nn.Module
+    inputs: Tensor  # (J, ...), the hosted nodes' examples one node after the other
+    labels: Tensor  # (J,)
+    num_examples: tuple[int, ...]
+    test_inputs: Tensor
+    test_labels: Tensor
+    loss: LossPerExample = cross_entropy_per_example
+
+    @classmethod
+    def split(
+        cls, module: nn.Module, inputs: Tensor, labels: Tensor, parts: Sequence[Tensor], test: tuple[Tensor, Tensor]
+    ) -> Classification:
+        """Give each hosted node its part (example numbers) of a data set."""
+        order = torch.cat([torch.as_tensor(part) for part in parts])
+        sizes = tuple(len(part) for part in parts)
+        return cls(module, inputs[order], labels[order], sizes, *test)
+
+    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs (N, E, ...) and labels (N, E)."""
+        starts_N1 = torch.tensor([0, *accumulate(self.num_examples)][:-1], dtype=torch.int64)[:, None]
+        flat = (indices_NE + starts_N1).reshape(-1).clamp_(max=max(len(self.labels) - 1, 0)).to(self.labels.device)
+        inputs = self.inputs.index_select(0, flat).view(*indices_NE.shape, *self.inputs.shape[1:])
+        return inputs, self.labels.index_select(0, flat).view(indices_NE.shape)
+
+    def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
+        """Return the accuracy of each model on the test set."""
+        views = ParameterLayout.of(self.module).views(models_KD)
+        rows = range(models_KD.shape[0])
+        accuracies = [self._accuracy({name: value[row] for name, value in views.items()}) for row in rows]
+        return {"accuracy": torch.tensor(accuracies)}
+
+    @torch.inference_mode()
+    def _accuracy(self, parameters: dict[str, Tensor]) -> float:
+        correct = 0
+        for inputs, labels in zip(
+            self.test_inputs.split(EVALUATION_BATCH), self.test_labels.split(EVALUATION_BATCH), strict=True
+        ):
+            outputs = functional_call(self.module, parameters, (inputs,))
+            correct += int((outputs.argmax(-1) == labels).sum())
+        return correct / len(self.test_labels)

@@ -1,0 +1,237 @@
+"""The one loop. Read `train` from top to bottom to follow one training step.
+
+Private data enter in `private_gradients` and leave it clipped, noised and divided by public constants; the ledger is on
+disk before the message leaves; everything after that is post-processing.
+
+Legend: N hosted nodes, E examples, D coordinates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpcsgp.algorithms import Algorithm, Network
+from dpcsgp.checkpoint import CheckpointFolder, Snapshot
+from dpcsgp.errors import DivergenceError
+from dpcsgp.network import Traffic
+from dpcsgp.privacy import Budget, ClippingEngine, GaussianMechanism, LedgerBook
+from dpcsgp.randomness import PrivateRandomness, PublicRandomness
+from dpcsgp.recording import Recorder
+from dpcsgp.tasks import Task
+
+MANY_NODES = 32  # above this, intermediate evaluations look at a sample of the nodes
+
+
+class MeteredNetwork(Network):
+    """A network that also counts what it sends."""
+
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When things happen: gradient steps, exchanges, evaluations, snapshots."""
+
+    steps: int
+    gossip_every: int = 1
+    polish_rounds: int = 0
+    evaluate_every: int = 10
+    checkpoint_every: int = 0
+    momentum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """All parts of a training run; `config.assemble` puts one together."""
+
+    task: Task
+    engine: ClippingEngine
+    mechanism: GaussianMechanism
+    budget: Budget
+    ledger: LedgerBook
+    algorithm: Algorithm[Any]
+    polish: Algorithm[Any]
+    network: MeteredNetwork
+    public: PublicRandomness
+    private: PrivateRandomness
+    recorder: Recorder
+    schedule: Schedule
+    epsilon_spent: Callable[[], list[float]]
+    anchor_D: Tensor
+    attempt: int = 0
+    checkpoints: CheckpointFolder | None = None
+    hosts_all: bool = True
+
+
+@dataclass
+class Progress:
+    """Where a run stands; handed to whoever watches after every step, and to `should_stop`."""
+
+    state: Any
+    velocity_ND: Tensor | None
+    rounds_polished: int = 0
+    seconds: float = 0.0
+    stopped_because: str = "completed"
+    started: float = field(default_factory=time.monotonic)
+
+    def elapsed(self) -> float:
+        """Return seconds of training, those before a resume included."""
+        return self.seconds + time.monotonic() - self.started
+
+
+Watcher = Callable[[Progress], None]
+
+
+def train(
+    run: Run,
+    watch: Watcher = lambda progress: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    resume_from: Snapshot | None = None,
+) -> Progress:
+    """Train to the end, to a stop, or until budgets are spent; the last state is kept in all cases."""
+    progress = _start(run, resume_from)
+    try:
+        while progress.state.step < run.schedule.steps:
+            reason = _reason_to_stop(run, progress, should_stop)
+            if reason:
+                progress.stopped_because = reason
+                break
+            _iterate(run, progress)
+            _after_step(run, progress)
+            watch(progress)
+        if run.checkpoints:
+            save_checkpoint(run, progress)
+        if not should_stop():
+            _polish(run, progress, watch)
+    except DivergenceError as error:
+        progress.stopped_because = f"diverged: {error}"
+    record(run, progress, final=True)
+    return progress
+
+
+def _iterate(run: Run, progress: Progress) -> None:
+    """One iteration: private gradient, momentum, descent, exchange."""
+    step = progress.state.step
+    grad_ND = private_gradients(run, run.algorithm.model(progress.state), step)
+    if progress.velocity_ND is not None:
+        grad_ND.add_(progress.velocity_ND, alpha=run.schedule.momentum)
+    state = run.algorithm.descend(progress.state, grad_ND)
+    if (step + 1) % run.schedule.gossip_every == 0:
+        state = run.algorithm.gossip(state, run.network, run.public)
+    # Assigned together at the end: whatever interrupts an iteration leaves the state before it.
+    progress.state = state
+    progress.velocity_ND = grad_ND if progress.velocity_ND is not None else None
+
+
+def _reason_to_stop(run: Run, progress: Progress, should_stop: Callable[[], bool]) -> str | None:
+    place = f"at step {progress.state.step} of {run.schedule.steps}"
+    if should_stop():
+        return f"interrupted {place}"
+    if not any(map(run.budget.allows, range(len(run.network.nodes)))):
+        return f"privacy budget spent {place}"
+    return None
+
+
+def private_gradients(run: Run, model_ND: Tensor, step: int) -> Tensor:
+    """Return this step's private gradients (N, D), after their cost is on disk."""
+    rows = range(len(run.network.nodes))
+    active = [run.budget.allows(row) and run.mechanism.num_examples[row] > 0 for row in rows]
+
+    def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
+        inputs, targets = run.task.examples(indices_NE)
+        return run.engine.clipped_sum(model_ND, inputs, targets, present_NE, run.mechanism.clip_norm)
+
+    for row in rows:
+        if active[row]:
+            run.budget.spend(row)
+    run.ledger.record(
+        step, run.attempt, {run.network.nodes[row]: run.mechanism.event(row) for row in rows if active[row]}
+    )
+    return run.mechanism.release(clipped_sum, step, run.private, active)
+
+
+def _polish(run: Run, progress: Progress, watch: Watcher) -> None:
+    """Gossip on without gradients: the nodes move together and nothing new about the data is released."""
+    for _ in range(run.schedule.polish_rounds):
+        progress.state = run.polish.gossip(progress.state, run.network, run.public)
+        progress.rounds_polished += 1
+        watch(progress)
+
+
+def _start(run: Run, snapshot: Snapshot | None) -> Progress:
+    if snapshot is None:
+        start_ND = run.anchor_D.expand(len(run.network.nodes), -1).clone()
+        state = run.algorithm.init(start_ND, run.anchor_D)
+        velocity_ND = torch.zeros_like(start_ND) if run.schedule.momentum else None
+        progress = Progress(state, velocity_ND)
+        record(run, progress)
+        return progress
+    tensors = dict(snapshot.tensors)
+    velocity_ND = tensors.pop("velocity_ND", None)
+    template = type(run.algorithm.init(run.anchor_D[None], run.anchor_D))
+    run.network.traffic.restore(**snapshot.meta["traffic"])
+    run.ledger.check_against(snapshot.meta["ledger"])
+    run.recorder.keep_until(snapshot.step)
+    state = template(**tensors, step=snapshot.step, round=snapshot.meta["round"])
+    return Progress(state, velocity_ND, seconds=snapshot.meta["seconds"])
+
+
+def _after_step(run: Run, progress: Progress) -> None:
+    step = progress.state.step
+    every = run.schedule.evaluate_every
+    if every and step % every == 0 and step < run.schedule.steps:
+        record(run, progress)
+    every = run.schedule.checkpoint_every
+    if run.checkpoints and every and step % every == 0:
+        save_checkpoint(run, progress)
+
+
+def save_checkpoint(run: Run, progress: Progress) -> None:
+    """Write a snapshot of this process."""
+    assert run.checkpoints is not None
+    fields = progress.state._asdict()
+    tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+    if progress.velocity_ND is not None:
+        tensors["velocity_ND"] = progress.velocity_ND
+    meta = {
+        "round": progress.state.round,
+        "traffic": run.network.traffic.as_dict(),
+        "ledger": run.ledger.heads(),
+        "seconds": progress.elapsed(),
+    }
+    run.checkpoints.save(progress.state.step, tensors, meta)
+
+
+def record(run: Run, progress: Progress, final: bool = False) -> None:
+    """Evaluate on public data and write one row."""
+    state = progress.state
+    models_ND = run.algorithm.model(state)
+    num_nodes = models_ND.shape[0]
+    looked_at = range(num_nodes) if final or num_nodes <= MANY_NODES else range(0, num_nodes, num_nodes // 16)
+    row: dict[str, Any] = {
+        "step": state.step,
+        "round": state.round,
+        "nodes": [run.network.nodes[index] for index in looked_at],
+        "bytes_per_edge": run.network.traffic.bytes_per_edge,
+        "bytes_sent_nodes": run.network.traffic.bytes_sent,
+        "epsilon_nodes": run.epsilon_spent(),
+    }
+    for name, values in run.task.evaluate(models_ND[list(looked_at)]).items():
+        row[f"{name}_nodes"] = values.tolist()
+        row[f"{name}_node_mean"] = float(values.mean())
+        row[f"{name}_node_min"] = float(values.min())
+    if run.hosts_all:
+        average_D = run.algorithm.average(state)
+        for name, values in run.task.evaluate(average_D[None]).items():
+            row[f"{name}_average_model"] = float(values[0])
+        row["disagreement"] = float((models_ND - models_ND.mean(0)).pow_(2).sum(1).mean().sqrt())
+    row["seconds"] = progress.elapsed()
+    if final:
+        row["final"] = True
+    run.recorder.write(row)
