@@ -20,7 +20,7 @@ from dpcsgp.algorithms import DPCSGP, DPSGD, SGP, Algorithm, ChocoSGD, DPBlock, 
 from dpcsgp.checkpoint import CheckpointFolder
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
-from dpcsgp.errors import ConfigError, UnstableError
+from dpcsgp.errors import UnstableError
 from dpcsgp.graphs import Topology, best_mixing_rate, metropolis_weights, mixing_radius
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import (
@@ -36,7 +36,7 @@ from dpcsgp.privacy.models import check_model
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness, torch_seed
 from dpcsgp.recording import Recorder
 from dpcsgp.tasks import Classification, build_model, load_dataset, parse_features, partition
-from dpcsgp.training import MeteredNetwork, Run
+from dpcsgp.training import Run, TrainingNetwork
 from dpcsgp.training import Schedule as TrainingSchedule
 
 
@@ -84,7 +84,9 @@ class Blueprint:
     def paper_bits(self, rounds: int, polished: int) -> int:
         """Return the bits per edge by the formulas of the literature."""
         before = self.polish.paper_bits(self.dim, rounds)
-        return self.algorithm.paper_bits(self.dim, rounds) + self.polish.paper_bits(self.dim, rounds + polished) - before
+        return (
+            self.algorithm.paper_bits(self.dim, rounds) + self.polish.paper_bits(self.dim, rounds + polished) - before
+        )
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ def load_data(config: Config, progress: Any = None) -> Data:
     images = load_dataset(config.task.name, progress=progress)
     num_nodes = 1 if config.algorithm.name == "dp-sgd" else config.graph.num_nodes
     spec = "iid" if config.algorithm.name == "dp-sgd" else config.task.partition
-    parts = [torch.from_numpy(part) for part in partition(images.train_labels.numpy(), num_nodes, spec, config.run.seed)]
+    parts = [
+        torch.from_numpy(part) for part in partition(images.train_labels.numpy(), num_nodes, spec, config.run.seed)
+    ]
     inputs, test_inputs = features.apply(images.train_inputs), features.apply(images.test_inputs)
     facts = Facts(tuple(inputs.shape[1:]), images.num_classes, tuple(len(part) for part in parts))
     return Data(inputs, images.train_labels, parts, (test_inputs, images.test_labels), facts)
@@ -160,7 +164,7 @@ def _mixing(
         raise UnstableError(
             f"algorithm.mixing_rate = {rate:g} with compression.spec = {compressor.spec!r} diverges on this graph: the "
             f"disagreement grows by a factor {radius:.3f} per step in mean square. Use mixing_rate = {advised:.3g} "
-            f"(radius {mixing_radius(topology, compressor, advised, dim):.3f}) or \"auto\"; "
+            f'(radius {mixing_radius(topology, compressor, advised, dim):.3f}) or "auto"; '
             "--allow-divergence runs it all the same"
         )
     return rate, radius
@@ -204,7 +208,9 @@ def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMech
     quiet = GaussianMechanism(privacy.clip_norm, (0.0,) * num_nodes, batches, tuple(num_examples), privacy.sampling)
     if privacy.noise == "none":
         return quiet
-    rows = zip(per_node(privacy.epsilon, num_nodes), per_node(privacy.delta, num_nodes), batches, num_examples, strict=True)
+    rows = zip(
+        per_node(privacy.epsilon, num_nodes), per_node(privacy.delta, num_nodes), batches, num_examples, strict=True
+    )
     return replace(quiet, noise_multipliers=tuple(_noise_multiplier(config, *row) for row in rows))
 
 
@@ -227,7 +233,15 @@ def new_run_id() -> str:
     return secrets.token_hex(8)
 
 
-def assemble(blueprint: Blueprint, data: Data, network: MeteredNetwork, out: Path, run_id: str, part: int = 0, num_parts: int = 1) -> Run:
+def assemble(
+    blueprint: Blueprint,
+    data: Data,
+    network: TrainingNetwork,
+    out: Path,
+    run_id: str,
+    part: int = 0,
+    num_parts: int = 1,
+) -> Run:
     """Add data, keys, ledger and files to a blueprint, for the nodes that this process hosts."""
     config, nodes = blueprint.config, network.nodes
     privacy = config.privacy
@@ -237,9 +251,7 @@ def assemble(blueprint: Blueprint, data: Data, network: MeteredNetwork, out: Pat
     )
     deltas = [per_node(privacy.delta, len(data.parts))[node] for node in nodes]
     ledger = LedgerBook(out / "ledger", nodes, run_id)
-    private = (
-        PrivateRandomness.fresh(nodes) if privacy.seed is None else PrivateRandomness.seeded(privacy.seed, nodes)
-    )
+    private = PrivateRandomness.fresh(nodes) if privacy.seed is None else PrivateRandomness.seeded(privacy.seed, nodes)
     return Run(
         task=task,
         engine=clipping_engine(blueprint.module, task.loss),

@@ -2,7 +2,7 @@
 
 A snapshot of one process is two files: `step-000030.part-0-of-1.safetensors` (the tensors) and a `.json` of the same name
 (counters, the ledgers' heads, the tensors' checksum). The JSON file is renamed into place last: it is the commit. On
-resume every process takes the newest step of which all parts are whole.
+resume the processes agree on the newest step that all of them have whole.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from torch import Tensor
 from dpcsgp.errors import CheckpointError
 from dpcsgp.files import write_atomically
 
-KEEP = 2
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)\.part-(\d+)-of-(\d+)\.json")
 
@@ -44,6 +43,7 @@ class CheckpointFolder:
     run_id: str
     part: int = 0
     num_parts: int = 1
+    keep: int = 2
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a snapshot; an error or a crash leaves the previous ones whole."""
@@ -62,24 +62,33 @@ class CheckpointFolder:
             ) from error
         self._forget_old(step)
 
-    def load_newest(self) -> Snapshot | None:
-        """Return this process's part of the newest step of which all parts are whole; None if none was ever written."""
-        if not self._steps():
-            return None
-        problems: list[str] = []
-        for step in sorted(self._steps(), reverse=True):
-            try:
-                for part in range(self.num_parts):
-                    if part != self.part:
-                        self._read(step, part)
-                return self._read(step, self.part)
-            except CheckpointError as error:
-                problems.append(str(error))
-        detail = "; ".join(problems)
-        raise CheckpointError(f"no whole checkpoint in {self.path}: {detail}. Start again with another --out folder")
+    def whole_steps(self) -> list[int]:
+        """Return the steps whose snapshot of this process is whole, ascending; damaged ones are left out."""
+        return [step for step in sorted(self._steps()) if self._is_whole(step)]
 
-    def _read(self, step: int, part: int) -> Snapshot:
-        path = self._file(step, ".json", part)
+    def load(self, step: int) -> Snapshot:
+        """Return this process's snapshot of a step."""
+        return self._read(step)
+
+    def load_common(self, agreed: Iterable[Sequence[int]]) -> Snapshot | None:
+        """Return the newest step that every process has whole (one list of steps per process); None to start anew."""
+        common = set.intersection(*(set(steps) for steps in agreed))
+        if not common and self._steps():
+            raise CheckpointError(
+                f"no checkpoint in {self.path} is whole for every process of the run; "
+                "start again with another --out folder (what was released stays in the ledger)"
+            )
+        return self._read(max(common)) if common else None
+
+    def _is_whole(self, step: int) -> bool:
+        try:
+            self._read(step)
+        except CheckpointError:
+            return False
+        return True
+
+    def _read(self, step: int) -> Snapshot:
+        path = self._file(step, ".json")
         try:
             head = json.loads(path.read_bytes())
             own = head.pop("self")
@@ -101,15 +110,14 @@ class CheckpointFolder:
         if not self.path.is_dir():
             return set()
         matches = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir())
-        return {int(match[1]) for match in matches if match and int(match[3]) == self.num_parts}
+        mine = (self.part, self.num_parts)
+        return {int(match[1]) for match in matches if match and (int(match[2]), int(match[3])) == mine}
 
-    def _file(self, step: int, suffix: str, part: int | None = None) -> Path:
-        part = self.part if part is None else part
-        return self.path / f"step-{step:06d}.part-{part}-of-{self.num_parts}{suffix}"
+    def _file(self, step: int, suffix: str) -> Path:
+        return self.path / f"step-{step:06d}.part-{self.part}-of-{self.num_parts}{suffix}"
 
     def _forget_old(self, newest: int) -> None:
-        own = [step for step in self._steps() if step <= newest and self._file(step, ".json").exists()]
-        for step in sorted(own)[:-KEEP]:
+        for step in [step for step in sorted(self._steps()) if step <= newest][: -self.keep]:
             self._file(step, ".json").unlink(missing_ok=True)
             self._file(step, ".safetensors").unlink(missing_ok=True)
 

@@ -50,7 +50,14 @@ class GraphConfig(Section):
     """Who sends to whom."""
 
     name: Literal[
-        "directed_exponential", "directed_ring", "undirected_ring", "complete", "torus", "star", "random_digraph", "edges"
+        "directed_exponential",
+        "directed_ring",
+        "undirected_ring",
+        "complete",
+        "torus",
+        "star",
+        "random_digraph",
+        "edges",
     ] = "directed_exponential"
     num_nodes: Count = 10
     edge_probability: Annotated[float, Field(ge=0, le=1)] = 0.3
@@ -131,7 +138,9 @@ class Config(Section):
                     f"(graph.num_nodes = {self.graph.num_nodes})"
                 )
         if self.graph.name == "edges" and not self.graph.edges_file:
-            raise ValueError('graph.edges_file is empty: graph.name = "edges" needs a file with one "sender receiver" per line')
+            raise ValueError(
+                'graph.edges_file is empty: graph.name = "edges" needs a file with one "sender receiver" per line'
+            )
         if self.algorithm.name in NOT_PRIVATE and self.privacy.noise != "none":
             raise ValueError(
                 f'algorithm.name = "{self.algorithm.name}" is the non-private method: set privacy.noise = "none", '
@@ -160,7 +169,9 @@ def load_config(path: Path | None = None, settings: Sequence[str] = ()) -> Confi
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"config file {path} does not exist; `dpcsgp run` without a file uses the defaults") from None
+            raise ConfigError(
+                f"config file {path} does not exist; `dpcsgp run` without a file uses the defaults"
+            ) from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"config file {path} cannot be read: {error}") from None
     for setting in settings:

@@ -6,13 +6,13 @@ counted when frames were sent, accuracy on public test data.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -49,13 +49,20 @@ class ResultsFolder:
     @classmethod
     def reopen(cls, path: Path) -> tuple[ResultsFolder, Config]:
         """Open the folder of a run that is to be continued."""
-        import json
-
         try:
             run_id = json.loads((path / "environment.json").read_text())["run_id"]
         except (OSError, ValueError, KeyError):
             raise ConfigError(f"--resume: {path} holds no run (environment.json is missing or damaged)") from None
         return cls(path, run_id), load_config(path / "config.toml")
+
+    @classmethod
+    def join(cls, path: Path, config: Config, run_id: str) -> ResultsFolder:
+        """Use the folder that rank 0 made; on a machine that does not share its disk, make one of the same run."""
+        if not (path / "environment.json").exists():
+            path.mkdir(parents=True, exist_ok=True)
+            write_json(path / "environment.json", {"run_id": run_id, **environment()})
+            write_atomically(path / "config.toml", to_toml(config).encode())
+        return cls(path, run_id)
 
     def finish(self, blueprint: Blueprint, run: Run, progress: Progress) -> dict[str, Any]:
         """Write the model and the summary of a run that one process hosted; return the summary."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,10 +28,14 @@ from dpcsgp.tasks import Task
 MANY_NODES = 32  # above this, intermediate evaluations look at a sample of the nodes
 
 
-class MeteredNetwork(Network):
-    """A network that also counts what it sends."""
+class TrainingNetwork(Network, Protocol):
+    """A network that also counts what it sends, and lets the processes of a run agree on small facts."""
 
     traffic: Traffic
+
+    def agree(self, name: str, value: Any) -> list[Any]:
+        """Return the values that all processes of the run gave under this name (JSON values, by rank)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Run:
     ledger: LedgerBook
     algorithm: Algorithm[Any]
     polish: Algorithm[Any]
-    network: MeteredNetwork
+    network: TrainingNetwork
     public: PublicRandomness
     private: PrivateRandomness
     recorder: Recorder
@@ -91,23 +95,26 @@ Watcher = Callable[[Progress], None]
 def train(
     run: Run,
     watch: Watcher = lambda progress: None,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[int], bool] = lambda step: False,
     resume_from: Snapshot | None = None,
 ) -> Progress:
-    """Train to the end, to a stop, or until budgets are spent; the last state is kept in all cases."""
+    """Train to the end, to a stop, or until all budgets are spent; the last state is kept in all cases."""
     progress = _start(run, resume_from)
+    last_step = progress.state.step + _steps_within_budget(run)
     try:
         while progress.state.step < run.schedule.steps:
-            reason = _reason_to_stop(run, progress, should_stop)
-            if reason:
-                progress.stopped_because = reason
+            if should_stop(progress.state.step):
+                progress.stopped_because = f"interrupted at step {progress.state.step} of {run.schedule.steps}"
+                break
+            if progress.state.step >= last_step:
+                progress.stopped_because = f"privacy budget spent at step {last_step} of {run.schedule.steps}"
                 break
             _iterate(run, progress)
             _after_step(run, progress)
             watch(progress)
         if run.checkpoints:
             save_checkpoint(run, progress)
-        if not should_stop():
+        if not progress.stopped_because.startswith("interrupted"):
             _polish(run, progress, watch)
     except DivergenceError as error:
         progress.stopped_because = f"diverged: {error}"
@@ -129,13 +136,10 @@ def _iterate(run: Run, progress: Progress) -> None:
     progress.velocity_ND = grad_ND if progress.velocity_ND is not None else None
 
 
-def _reason_to_stop(run: Run, progress: Progress, should_stop: Callable[[], bool]) -> str | None:
-    place = f"at step {progress.state.step} of {run.schedule.steps}"
-    if should_stop():
-        return f"interrupted {place}"
-    if not any(map(run.budget.allows, range(len(run.network.nodes)))):
-        return f"privacy budget spent {place}"
-    return None
+def _steps_within_budget(run: Run) -> int:
+    """Return how many steps some node of the whole run can still make a release in; all processes agree on it."""
+    hosted = [run.schedule.steps if left is None else left for left in run.budget.remaining]
+    return max(run.network.agree("remaining releases", max(hosted, default=0)))
 
 
 def private_gradients(run: Run, model_ND: Tensor, step: int) -> Tensor:

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from dpcsgp.cli import account, data, demo, report, run
+from dpcsgp.cli import account, data, demo, launch, report, run
 from dpcsgp.errors import DpcsgpError
 
 cli = typer.Typer(
@@ -20,6 +20,7 @@ cli = typer.Typer(
     rich_markup_mode="markdown",
 )
 cli.command("run")(run.run)
+cli.command("launch")(launch.launch)
 cli.command("demo")(demo.demo)
 cli.command("account")(account.account)
 cli.command("report")(report.report)

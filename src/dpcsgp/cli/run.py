@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from dpcsgp.assembly import Blueprint
+    pass
 
 EXAMPLES = """
 Examples:
@@ -33,10 +33,20 @@ def run(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ) -> None:
-    """Train privately over a graph of nodes, all simulated in this process."""
-    from dpcsgp.cli.session import run_session
+    """Train privately over a graph of nodes, all simulated in this process.
 
-    summary = run_session(config_file, settings or [], out, resume, allow_divergence, quiet=as_json)
+    Started by torchrun, it trains this process's share of the nodes (see `dpcsgp launch --help`).
+    """
+    from dpcsgp.cli.session import run_session
+    from dpcsgp.network.torch_distributed import Place
+
+    place = Place.from_environment()
+    if place is None:
+        summary = run_session(config_file, settings or [], out, resume, allow_divergence, quiet=as_json)
+    else:
+        from dpcsgp.cli.worker import worker_session
+
+        summary = worker_session(place, config_file, settings or [], out, resume, allow_divergence)
     if as_json:
         typer.echo(json.dumps(summary))
     if str(summary["stopped_because"]).startswith(("diverged", "interrupted")):

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from dpcsgp import training
-from dpcsgp.assembly import Blueprint, assemble, build_topology, design, load_data
+from dpcsgp.assembly import assemble, build_topology, design, load_data
+from dpcsgp.checkpoint import Snapshot
 from dpcsgp.cli.tables import outcome_table, plan_table
 from dpcsgp.compression import frames, parse_compressor
 from dpcsgp.config import Config, load_config
@@ -35,20 +36,16 @@ def run_session(
 ) -> dict[str, Any]:
     """Train in the simulator and return the summary."""
     console = Console(quiet=quiet)
-    folder: ResultsFolder | None = None
-    if resume:
-        folder, config = _reopen(config_file, settings, out)
-    else:
-        config = load_config(config_file, settings)
-    _check_quickly(config, out, resume)
+    config = open_config(config_file, settings, out, resume)
+    check_quickly(config, out, resume)
     with downloads(console) as progress:
         data = load_data(config, progress)
     blueprint = design(config, data.facts, allow_divergence or resume)
     console.print(plan_table(blueprint))
-    folder = folder or ResultsFolder.create(out or _new_folder(config), config)
+    folder = ResultsFolder.reopen(out)[0] if out and resume else ResultsFolder.create(out or new_folder(config), config)
     key = frames.load_key(Path(config.network.key_file)) if config.network.key_file else None
     run = assemble(blueprint, data, Simulator(blueprint.topology, key), folder.path, folder.run_id)
-    snapshot = run.checkpoints.load_newest() if resume and run.checkpoints else None
+    snapshot = load_snapshot(run) if resume else None
     with StopSignal(console) as stop, watching(console, run) as watch:
         progress = training.train(run, watch, stop.is_set, snapshot)
     summary = folder.finish(blueprint, run, progress)
@@ -58,15 +55,24 @@ def run_session(
     return summary
 
 
-def _reopen(config_file: Path | None, settings: Sequence[str], out: Path | None) -> tuple[ResultsFolder, Config]:
+def load_snapshot(run: training.Run) -> Snapshot | None:
+    """Return the newest snapshot that all processes of the run have whole."""
+    assert run.checkpoints is not None
+    return run.checkpoints.load_common(run.network.agree("whole checkpoints", run.checkpoints.whole_steps()))
+
+
+def open_config(config_file: Path | None, settings: Sequence[str], out: Path | None, resume: bool) -> Config:
+    """Return the settings: of the results folder when resuming, else of the file and --set."""
+    if not resume:
+        return load_config(config_file, settings)
     if out is None:
         raise ConfigError("--resume needs --out FOLDER: the results folder of the run to continue")
     if config_file is not None or settings:
         raise ConfigError("--resume takes its settings from the results folder; leave out the config file and --set")
-    return ResultsFolder.reopen(out)
+    return ResultsFolder.reopen(out)[1]
 
 
-def _check_quickly(config: Config, out: Path | None, resume: bool) -> None:
+def check_quickly(config: Config, out: Path | None, resume: bool) -> None:
     """Refuse what can be refused before data are fetched."""
     build_topology(config)
     parse_compressor(config.compression.spec)
@@ -76,7 +82,8 @@ def _check_quickly(config: Config, out: Path | None, resume: bool) -> None:
         raise ConfigError(f"--out {out} already holds a run; continue it with --resume, or name another folder")
 
 
-def _new_folder(config: Config) -> Path:
+def new_folder(config: Config) -> Path:
+    """Return a fresh name under runs/."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{config.task.name}-{config.algorithm.name}-{stamp}"
 
@@ -89,7 +96,7 @@ class StopSignal:
         self._asked = False
         self._previous: dict[int, Any] = {}
 
-    def is_set(self) -> bool:
+    def is_set(self, step: int) -> bool:
         """Say whether a stop was asked for."""
         return self._asked
 
@@ -112,7 +119,9 @@ class StopSignal:
 @contextmanager
 def downloads(console: Console) -> Iterator[Any]:
     """Show a bar while data are fetched; yields a callback (text, done, total)."""
-    bars = Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True)
+    bars = Progress(
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True
+    )
     tasks: dict[str, Any] = {}
 
     def callback(text: str, done: int, total: int | None) -> None:

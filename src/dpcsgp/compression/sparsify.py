@@ -25,8 +25,6 @@ from dpcsgp.compression.packing import pack, packed_bytes, unpack
 from dpcsgp.errors import ConfigError, WireError
 from dpcsgp.randomness import PublicRandomness
 
-_EXPONENT_BITS = 0x7F800000  # float32 bits of infinity: magnitudes from here on are not finite
-
 
 @final
 @dataclass(frozen=True)

@@ -113,7 +113,9 @@ def from_edges_file(path: str | Path, num_nodes: int | None = None) -> Topology:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TopologyError(f"graph.edges_file = {str(path)!r}: cannot read it ({error}); expected a text file") from error
+        raise TopologyError(
+            f"graph.edges_file = {str(path)!r}: cannot read it ({error}); expected a text file"
+        ) from error
     edges: list[tuple[int, int]] = []
     heading_allowed = True
     for number, line in enumerate(lines, start=1):

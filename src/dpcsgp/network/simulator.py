@@ -5,6 +5,8 @@ Legend: N hosted nodes (here all of them), S senders heard (here the same), B by
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from dpcsgp.graphs import Topology
@@ -44,3 +46,7 @@ class Simulator:
     def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
         """Add `sum_j weights[i, j] values_j` to `onto_ND` (zeros if not given), sender after sender."""
         return self._mixer.mix(values_SD, onto_ND)
+
+    def agree(self, name: str, value: Any) -> list[Any]:
+        """Return the values of all processes: there is only this one."""
+        return [value]

@@ -137,7 +137,9 @@ def _bracket(verified: Callable[[float], float], target: float) -> tuple[float |
         while verified(2 * noise) > target:
             noise *= 2
             if noise > _MOST_NOISE:
-                raise ConfigError(f"privacy.epsilon = {target:g}: not reachable with noise below {_MOST_NOISE:.0e}; raise it")
+                raise ConfigError(
+                    f"privacy.epsilon = {target:g}: not reachable with noise below {_MOST_NOISE:.0e}; raise it"
+                )
         return noise, 2 * noise
     while verified(noise / 2) <= target:
         noise /= 2
@@ -156,7 +158,7 @@ def _narrow(verified: Callable[[float], float], target: float, low: float, high:
         if eps_high >= 0.999 * target or high / low < 1 + 1e-7:
             break
         share = 0.5
-        if turn % 2 == 0 and 0 < eps_high and math.isfinite(eps_low):
+        if turn % 2 == 0 and eps_high > 0 and math.isfinite(eps_low):
             share = math.log(eps_low / (0.9995 * target)) / math.log(eps_low / eps_high)
         noise = low * (high / low) ** min(max(share, 0.02), 0.98)
         if verified(noise) <= target:
@@ -209,7 +211,9 @@ def paper_noise_multiplier(epsilon: float, delta: float, steps: int, num_example
     if num_examples < 1:
         raise ConfigError(f"num_examples = {num_examples}: expected a declared number of examples of at least 1")
     if not (math.isfinite(c2) and c2 > 0):
-        raise ConfigError(f"privacy.c2 = {c2}: expected a finite number above 0; the paper leaves it open, 1 is the default")
+        raise ConfigError(
+            f"privacy.c2 = {c2}: expected a finite number above 0; the paper leaves it open, 1 is the default"
+        )
     return c2 * math.sqrt(steps * math.log(1 / delta)) / (num_examples * epsilon)
 
 

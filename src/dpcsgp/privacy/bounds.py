@@ -28,16 +28,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE, ReleaseEvent
-
-if TYPE_CHECKING:
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
 
 Releases = Sequence[tuple[ReleaseEvent, int]]
 
@@ -46,8 +45,9 @@ _FEWEST_BUCKETS: Final = 2**10
 _MOST_BUCKETS: Final = 2**15
 _MOST_COMPOSED: Final = 2**19
 _TAIL_SHARE: Final = 1e-4  # share of delta that truncated tails may use up; they are booked as infinite losses
-_FFT_ERROR: Final = 1e-16  # mass per release that rounding in the Fourier transforms may misplace (measured: under 1e-17)
-_BLOCK: Final = 1024
+_FFT_ERROR: Final = (
+    1e-16  # mass per release that rounding in the Fourier transforms may misplace (measured: under 1e-17)
+)
 _ORDERS: Final = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512)
 
 
@@ -84,24 +84,40 @@ def pair_of(event: ReleaseEvent, relation: str) -> LossPair:
     return LossPair(event.noise_multiplier * scale, event.sampling_rate)
 
 
+@dataclass(frozen=True)
+class LossGrid:
+    """Masses on the losses `(first + index) * interval`, and the mass of an infinite loss."""
+
+    interval: float
+    first: int
+    masses: np.ndarray
+    infinite: float
+
+    def log_moment(self, order: float) -> float:
+        """Return log sum masses * exp(order * loss)."""
+        held = np.flatnonzero(self.masses > 0)
+        exponents = order * self.interval * (self.first + held)
+        largest = float(exponents.max())
+        return largest + math.log(float(self.masses[held] @ np.exp(exponents - largest)))
+
+
 def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -> tuple[float, bool]:
     """Return an upper bound on eps from composed privacy-loss distributions, and whether it is tight.
 
     Not tight (infinite, or on a grid that is too coarse) means that `renyi_epsilon` may be smaller.
     """
-    total = sum(count for _, count in releases)
-    usable_delta = delta - _FFT_ERROR * total
+    counts = [count for _, count in releases]
+    usable_delta = delta - _FFT_ERROR * sum(counts)
     if usable_delta < 0.99 * delta:
         return math.inf, False
-    tail = _TAIL_SHARE * delta / 2 ** math.ceil(math.log2(total)) / len(releases)
-    pairs = [(pair_of(event, relation), count) for event, count in releases]
-    interval, tight = _choose_interval(pairs, tail)
-    composed: list[DensePLDPmf] = []
-    for pair, count in pairs:
-        build = _poisson_directions if relation == ADD_OR_REMOVE_ONE else _replace_direction
-        repeated = [_self_compose(pmf, count, _TAIL_SHARE * delta) for pmf in build(pair, interval, tail)]
-        composed = [a.compose(b, 1e-15) for a, b in zip(composed, repeated, strict=True)] if composed else repeated
-    return max(_read_epsilon(pmf, usable_delta) for pmf in composed), tight
+    # A power of two per release, so that neighbouring counts share their grids.
+    tail = _TAIL_SHARE * delta / 2 ** math.ceil(math.log2(sum(counts)))
+    pairs = [pair_of(event, relation) for event, _ in releases]
+    interval, tight = _choose_interval(pairs, counts, tail)
+    build = _poisson_grids if relation == ADD_OR_REMOVE_ONE else _replace_grid
+    directions = zip(*[build(pair, interval, tail) for pair in pairs], strict=True)
+    composed = [_compose(grids, counts, _TAIL_SHARE * delta) for grids in directions]
+    return max(_read_epsilon(grid, usable_delta) for grid in composed), tight
 
 
 def renyi_epsilon(releases: Releases, delta: float, relation: str) -> float:
@@ -148,16 +164,16 @@ def _reach(pair: LossPair, tail: float) -> tuple[float, float]:
     return float(lowest), float(highest)
 
 
-def _choose_interval(pairs: Sequence[tuple[LossPair, int]], tail: float) -> tuple[float, bool]:
+def _choose_interval(pairs: Sequence[LossPair], counts: Sequence[int], tail: float) -> tuple[float, bool]:
     """Choose the coarsest grid (a power of two) that inflates the variance of the summed loss by little.
 
     A loss at fraction t of a bucket of width h is split between the two ends, which adds t (1 - t) h^2 of variance.
     """
-    reach = max(max(abs(loss) for loss in _reach(pair, tail)) for pair, _ in pairs)
+    reach = max(max(map(abs, _reach(pair, tail))) for pair in pairs)
     z = np.linspace(-8.0, 8.0, 1001)
     weights = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
     samples, variance = [], 0.0
-    for pair, count in pairs:
+    for pair, count in zip(pairs, counts, strict=True):
         losses = np.concatenate([pair.loss(pair.noise * z), pair.loss(pair.noise * z - 1)])
         shares = count * np.concatenate([(1 - pair.rate) * weights, pair.rate * weights])
         variance += float(shares @ (losses - shares @ losses / count) ** 2)
@@ -190,10 +206,8 @@ def _connect_dots(upper: np.ndarray, lower: np.ndarray, left_L: np.ndarray, inte
 
 
 @lru_cache(maxsize=64)
-def _poisson_directions(pair: LossPair, interval: float, tail: float) -> tuple[DensePLDPmf, DensePLDPmf]:
+def _poisson_grids(pair: LossPair, interval: float, tail: float) -> tuple[LossGrid, LossGrid]:
     """Return the distributions for removing and for adding one example."""
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
-
     lowest, highest = _reach(pair, tail)
     first, last = math.floor(lowest / interval), math.ceil(highest / interval)
     losses_L = np.arange(first, last + 1) * interval
@@ -205,17 +219,12 @@ def _poisson_directions(pair: LossPair, interval: float, tail: float) -> tuple[D
     add = _connect_dots(normal[::-1], mix[::-1], -losses_L[:0:-1], interval)
     remove[0] += mix_below  # losses below the grid are raised to its lowest point
     add[0] += normal_above
-    return (
-        DensePLDPmf(interval, first, remove, float(mix_above), True),
-        DensePLDPmf(interval, -last, add, float(normal_below), True),
-    )
+    return LossGrid(interval, first, remove, float(mix_above)), LossGrid(interval, -last, add, float(normal_below))
 
 
 @lru_cache(maxsize=64)
-def _replace_direction(pair: LossPair, interval: float, tail: float) -> tuple[DensePLDPmf]:
+def _replace_grid(pair: LossPair, interval: float, tail: float) -> tuple[LossGrid]:
     """Return the distribution for replacing one example, which is the same in both directions."""
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
-
     last = math.ceil(_reach(pair, tail)[1] / interval)
     losses_L = np.arange(last + 1) * interval
     x_L = pair.cut(losses_L)
@@ -227,23 +236,64 @@ def _replace_direction(pair: LossPair, interval: float, tail: float) -> tuple[De
     masses[0] += normal_above[0]
     half = 0.5 / pair.noise
     masses[last] += (1 - pair.rate) * float(_normal_mass(np.array(-half), np.array(half)))  # the kink of the curve at 0
-    return (DensePLDPmf(interval, -last, masses, float(mix_above[0]), True),)
+    return (LossGrid(interval, -last, masses, float(mix_above[0])),)
 
 
-def _self_compose(pmf: DensePLDPmf, count: int, tail: float) -> DensePLDPmf:
-    """Return the sum of `count` independent losses, in blocks: the library's truncation suits small counts only."""
-    with np.errstate(all="ignore"):
-        if count <= _BLOCK:
-            return pmf.self_compose(count, tail)
-        blocks, rest = divmod(count, _BLOCK)
-        block = pmf.self_compose(_BLOCK, tail / (4 * blocks))
-        result = _self_compose(block, blocks, tail / 4)
-        return result.compose(pmf.self_compose(rest, tail / 4), tail / 4) if rest else result
+def _compose(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> LossGrid:
+    """Return the distribution of the sum of all losses, `counts[k]` independent ones from `grids[k]`.
+
+    One Fourier transform of the length of the window that holds all but `tail` of the mass. What lies outside wraps
+    around into the window; what lies above it is booked as infinite too, so the result dominates.
+    """
+    first, last = _window(grids, counts, tail / 2)
+    length = next_fast_len(max(last - first + 1, *(len(grid.masses) for grid in grids)), real=True)
+    spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
+    for grid, count in zip(grids, counts, strict=True):
+        spectrum *= rfft(grid.masses, length) ** count
+    start = sum(grid.first * count for grid, count in zip(grids, counts, strict=True))
+    masses = np.roll(irfft(spectrum, length), start - first)[: last - first + 1]
+    finite = sum(count * math.log1p(-grid.infinite) for grid, count in zip(grids, counts, strict=True))
+    return LossGrid(grids[0].interval, first, masses, tail - math.expm1(finite))
 
 
-def _read_epsilon(pmf: DensePLDPmf, delta: float) -> float:
-    """Return the smallest eps >= 0 whose hockey-stick divergence is at most delta."""
-    try:
-        return max(0.0, float(pmf.get_epsilon_for_delta(delta)))
-    except OverflowError:  # raised only after all losses above -700 were passed, so eps is negative
-        return 0.0
+def _window(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> tuple[int, int]:
+    """Return indices (first, last) beyond which the sum of losses has at most `tail` mass on either side.
+
+    Chernoff: P(sum > u) <= exp(K(t) - t u) for every t > 0, K being the log moment of the sum; likewise below.
+    """
+    interval, pairs = grids[0].interval, list(zip(grids, counts, strict=True))
+    first = sum(count * grid.first for grid, count in pairs)
+    last = sum(count * (grid.first + len(grid.masses) - 1) for grid, count in pairs)
+    spread = sum(count * _variance(grid) for grid, count in pairs)
+    if spread == 0:
+        return first, last
+    best = math.sqrt(-2 * math.log(tail) / spread)  # the optimal order if the sum were Gaussian
+    for order in best * 2.0 ** np.arange(-6, 5):
+        above = sum(count * grid.log_moment(order) for grid, count in pairs)
+        below = sum(count * grid.log_moment(-order) for grid, count in pairs)
+        last = min(last, math.ceil((above - math.log(tail)) / (order * interval)))
+        first = max(first, math.floor(-(below - math.log(tail)) / (order * interval)))
+    return first, max(last, first)
+
+
+def _variance(grid: LossGrid) -> float:
+    losses = grid.interval * np.arange(grid.first, grid.first + len(grid.masses))
+    return float(grid.masses @ (losses - grid.masses @ losses) ** 2)
+
+
+def _read_epsilon(grid: LossGrid, delta: float) -> float:
+    """Return the smallest eps >= 0 with `infinite + sum over losses > eps of mass * (1 - exp(eps - loss)) <= delta`."""
+    if grid.infinite > delta:
+        return math.inf
+    shrink = math.exp(-grid.interval)
+    top_down = np.concatenate([[0.0], grid.masses[::-1]])  # one more point on top, above all losses
+    above = np.cumsum(top_down) - top_down
+    discounted = lfilter([0.0, shrink], [1.0, -shrink], top_down)  # sum over losses > own of mass * exp(own - loss)
+    exceeding = np.flatnonzero(grid.infinite + above - discounted > delta)
+    top = (grid.first + len(grid.masses)) * grid.interval
+    # The curve crosses delta between the first exceeding point and the one above it.
+    at = int(exceeding[0]) if len(exceeding) else len(top_down) - 1
+    lower = top - at * grid.interval
+    if grid.infinite + above[at] - delta <= 0 or discounted[at] <= 0:
+        return max(0.0, lower)
+    return max(0.0, lower + math.log((grid.infinite + above[at] - delta) / discounted[at]))

@@ -59,9 +59,7 @@ class GaussianMechanism:
             noise_multiplier=self.noise_multipliers[row],
         )
 
-    def release(
-        self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]
-    ) -> Tensor:
+    def release(self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]) -> Tensor:
         """Return the private gradients (N, D) of this step; inactive nodes (no budget, no data) get zeros.
 
         `clipped_sum` turns drawn examples into clipped gradient sums. An empty batch is noise alone, and is released.

@@ -45,7 +45,7 @@ _CIFAR_PNG: Final = (
     *(f"data_batch_{k}.png" for k in range(1, 6)),
     *("test_batch.png", "train_lables.json", "test_lables.json"),
 )
-_SIXTY_THOUSAND: Final = Parts((60000, 1, 28, 28), (60000,), (10000, 1, 28, 28), (10000,))
+_SIXTY_THOUSAND: Final[Parts[tuple[int, ...]]] = Parts((60000, 1, 28, 28), (60000,), (10000, 1, 28, 28), (10000,))
 
 PUBLISHED: Final[dict[str, Published]] = {
     "mnist": Published(

@@ -13,7 +13,7 @@ import difflib
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -31,6 +31,7 @@ from dpcsgp.tasks.formats import Arrays, Parts, digest
 from dpcsgp.tasks.sources import Folder, Progress, Source, no_progress
 
 DATASET_NAMES: Final = (*PUBLISHED, "digits")
+_DIGITS_SIZES: Final = (1500, 297)
 _DIGITS_TITLE: Final = "handwritten digits, 8 x 8 grey, inside scikit-learn"
 
 
@@ -96,7 +97,8 @@ def fetch_dataset(
 
 def dataset_status(cache_dir: Path | None = None) -> list[DatasetStatus]:
     """Return the state of every data set; cached files are read and verified."""
-    return [*(_status(published, cache_dir) for published in PUBLISHED.values()), _digits_status()]
+    digits = DatasetStatus("digits", _DIGITS_TITLE, "ready", *_DIGITS_SIZES, path=None, num_bytes=0)
+    return [*(_status(published, cache_dir) for published in PUBLISHED.values()), digits]
 
 
 def fetch_published(published: Published, cache_dir: Path, progress: Progress, force: bool = False) -> Path:
@@ -113,7 +115,7 @@ def fetch_published(published: Published, cache_dir: Path, progress: Progress, f
     with _only_one_process(path.with_suffix(".lock")):
         if not force and _read_cache(path, published) is not None:  # perhaps another process was faster
             return path
-        reasons = []
+        reasons = [f"  - the cached file {path}: damaged"] if path.exists() else []
         for source, decoder in (*local, *published.sources):
             try:
                 arrays = _obtain(source, decoder, published, progress)
@@ -183,10 +185,8 @@ def _only_one_process(path: Path) -> Iterator[None]:
         yield
         return
     with open(path, "wb") as file:
-        try:
+        with suppress(OSError):  # a file system without locks: as above
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks: as above
-            pass
         yield
 
 
@@ -217,8 +217,3 @@ def _status(published: Published, cache_dir: Path | None) -> DatasetStatus:
         num_bytes = path.stat().st_size
     num_train, num_test = published.shapes.train_labels[0], published.shapes.test_labels[0]
     return DatasetStatus(published.name, published.title, state, num_train, num_test, path, num_bytes)
-
-
-def _digits_status() -> DatasetStatus:
-    arrays = _digits()
-    return DatasetStatus("digits", _DIGITS_TITLE, "ready", len(arrays.train_labels), len(arrays.test_labels), None, 0)

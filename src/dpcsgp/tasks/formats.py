@@ -54,11 +54,13 @@ Arrays = Parts[np.ndarray]
 
 
 def digest(array: np.ndarray) -> str:
-    """Return the SHA-256 of an array's idx file; (E, 1, H, W) counts as (E, H, W), so MNIST gives its original files."""
+    """Return the SHA-256 of an array's idx file, where (E, 1, H, W) counts as (E, H, W) as in the files of MNIST."""
     array = np.ascontiguousarray(array)
     sizes = [size for axis, size in enumerate(array.shape) if not (axis == 1 and array.ndim == 4 and size == 1)]
     header = struct.pack(f">BBBB{len(sizes)}I", 0, 0, 8, len(sizes), *sizes)
-    return hashlib.sha256(header + array.tobytes()).hexdigest()
+    checksum = hashlib.sha256(header)
+    checksum.update(array.data)
+    return checksum.hexdigest()
 
 
 def read_idx(body: bytes) -> np.ndarray:

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, final
+from typing import Any, Final, Protocol, final
 from urllib.parse import urlsplit
 
 from dpcsgp.tasks.formats import read_tar
@@ -232,7 +232,7 @@ def _only_file(folder: str, pattern: str) -> Path:
     return files[0]
 
 
-def _open_url(url: str, seconds: float) -> IO[bytes] | Any:
+def _open_url(url: str, seconds: float) -> Any:
     """Open a web address, but wait no longer than `seconds`: a name server that is down would block for a minute."""
     answer: queue.Queue[Any] = queue.Queue(1)
 

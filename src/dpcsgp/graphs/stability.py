@@ -1,0 +1,196 @@
+"""Tell before a run whether compressed gossip contracts, how fast, and how far apart noise keeps the nodes.
+
+Gossip with error feedback and mixing rate 1 can diverge: what the compressor leaves out comes back through the network
+amplified. In one coordinate this is a linear system with multiplicative noise (see `responses`), so its mean square is
+known exactly. With K(level) = noise * energy of the responses from compression noise to later errors,
+
+    radius^2 = the level at which the spectral radius of K is 1, or the squared decay without noise if that is larger,
+
+and the mean square decays if and only if radius < 1. x is restricted to zero sum (its sum never changes), x_hat is not.
+This is the square root of the spectral radius of the operator P -> M P M^T + noise terms on the (2N, 2N) second moments.
+
+The radius needs `compressor.moments(dim)`: exact for random masks and rotated quantisers, and for dithers as exact as
+their variance. Top-k and sign have no such law (their error depends on the shape of the vector), so the answer is nan.
+
+Legend: N nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.sparse.linalg import ArpackError, eigs
+
+from dpcsgp.errors import ConfigError
+from dpcsgp.graphs.responses import (
+    EXPLICIT_NODES,
+    GossipRecursion,
+    Response,
+    blas_threads,
+    eigenvalues,
+    modal_energies,
+    stationary,
+    stepped_energies,
+)
+from dpcsgp.graphs.topology import Topology
+
+if TYPE_CHECKING:
+    from dpcsgp.compression.base import Compressor
+
+_DENSE_EIGENVALUE_NODES: Final = 200
+
+
+def mixing_radius(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> float:
+    """Return the factor per round by which the root mean square disagreement shrinks (< 1) or grows (> 1).
+
+    nan where the compressor has no second-moment law (top-k, sign). Six digits up to 64 nodes, four beyond.
+    """
+    moments = compressor.moments(dim)
+    if moments is None:
+        return float("nan")
+    return GossipMoments(topology, moments.gain, moments.noise, mixing_rate).radius
+
+
+def steady_state_disagreement(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> float:
+    """Return the mean over nodes of E (z_i - z_bar)^2 per coordinate when every x_i gets unit noise in every round.
+
+    z_i = x_i / (n phi_i) is the de-biased model with settled push-sum weights, z_bar = sum x / n, both taken after the
+    exchange and before the next noise. inf when the mean square grows, nan where no second-moment law exists.
+    """
+    moments = compressor.moments(dim)
+    if moments is None:
+        return float("nan")
+    return GossipMoments(topology, moments.gain, moments.noise, mixing_rate).disagreement
+
+
+def block_radius(topology: Topology, num_blocks: int) -> float:
+    """Return the factor per step of exact push-sum on one of `num_blocks` blocks in turn: |lambda_2(A)|^(1 / K).
+
+    It is below 1 on every strongly connected graph, whatever the number of blocks.
+    """
+    if num_blocks < 1:
+        raise ConfigError(f"algorithm.num_blocks = {num_blocks}: expected at least 1")
+    return second_eigenvalue(topology) ** (1.0 / num_blocks)
+
+
+def second_eigenvalue(topology: Topology) -> float:
+    """Return |lambda_2(A)|, the decay per round of exact push-sum; 0 for a single node."""
+    values_N = eigenvalues(topology)
+    others = np.delete(values_N, int(np.argmin(np.abs(values_N - 1.0))))
+    return float(np.abs(others).max()) if len(others) else 0.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GossipMoments:
+    """Answer mean-square questions about one graph, one compressor law and one mixing rate."""
+
+    topology: Topology
+    gain: float
+    noise: float
+    mixing_rate: float
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.mixing_rate) and self.mixing_rate > 0):
+            raise ConfigError(f"algorithm.mixing_rate = {self.mixing_rate}: expected a number above 0, at most 1")
+        if not (0 < self.gain < 2 and 0 <= self.noise < np.inf):
+            raise ConfigError(f"compressor gain = {self.gain}, noise = {self.noise}: expected 0 < gain < 2, noise >= 0")
+
+    @cached_property
+    def is_stable(self) -> bool:
+        """Tell whether the mean square decays."""
+        # Every eigenvalue mu of A - I lies in the disc |mu + 1| <= 1. A mode is stable for rate * mu inside an ellipse
+        # that touches 0 with curvature radius gain / (2 - gain): up to that rate no graph needs its eigenvalues.
+        with blas_threads(self.topology.num_nodes):
+            safe = self.mixing_rate <= self.gain / (2.0 - self.gain)
+            return (safe or self.linear_radius < 1.0) and self._loop_gain(1.0) < 1.0
+
+    @cached_property
+    def radius(self) -> float:
+        """Return the square root of the spectral radius of the second-moment operator."""
+        with blas_threads(self.topology.num_nodes):
+            return self.linear_radius if self.noise == 0.0 else self._noisy_radius()
+
+    @cached_property
+    def disagreement(self) -> float:
+        """Return the stationary mean square of z_i - z_bar under unit noise per round, inf if there is none."""
+        if not self.is_stable:
+            return float("inf")
+        rule, ones_N = self._recursion, np.ones(self.topology.num_nodes)
+        with blas_threads(self.topology.num_nodes):
+            private_N = self._slow_energy(rule.drive_to_private) @ ones_N
+            if self.noise > 0.0:
+                source_N = self._energy(rule.drive_to_error) @ ones_N
+                loop_NN = self.noise * self._energy(rule.noise_to_error)
+                error_N = np.linalg.solve(np.eye(len(ones_N)) - loop_NN, source_N)
+                private_N = private_N + self.noise * (self._slow_energy(rule.noise_to_private) @ error_N)
+            scale_N = self.topology.num_nodes * stationary(self.topology)
+            return float(np.mean(private_N / scale_N**2))
+
+    @cached_property
+    def linear_radius(self) -> float:
+        """Return the decay per round of the mean, as if the compressor only scaled by its gain."""
+        return self._recursion.linear_radius(eigenvalues(self.topology))
+
+    @property
+    def _recursion(self) -> GossipRecursion:
+        return GossipRecursion(self.gain, self.mixing_rate)
+
+    @cached_property
+    def _closed_form(self) -> bool:
+        return self.topology.num_nodes <= EXPLICIT_NODES and modal_energies(self.topology) is not None
+
+    def _energy(self, response: Response, level: float = 1.0) -> np.ndarray:
+        """Return the (N, N) energy of a response that ends in the errors, where slow modes hardly count."""
+        modal = modal_energies(self.topology) if self._closed_form else None
+        return (modal or stepped_energies(self.topology, 1e-6)).of(response, self._recursion, level)
+
+    def _slow_energy(self, response: Response) -> Any:
+        """Return the energy of a response that ends in x, where slow modes count most: by eigenvectors if possible."""
+        modal = modal_energies(self.topology)
+        return (modal or stepped_energies(self.topology, 1e-9)).of(response, self._recursion, 1.0)
+
+    def _loop_gain(self, level: float) -> float:
+        """Return the spectral radius of K(level)."""
+        if self.noise == 0.0:
+            return 0.0
+        return self.noise * _perron_root(self._energy(self._recursion.noise_to_error, level))
+
+    def _log_loop_gain(self, log_level: float) -> float:
+        return float(np.log(self._loop_gain(float(np.exp(log_level)))))
+
+    def _noisy_radius(self) -> float:
+        """Solve log(spectral radius of K(level)) = 0; it falls with log(level), by one or more per unit."""
+        tolerance = 1e-10 if self._closed_form else 2e-4
+        low = np.log(max(self.linear_radius**2, self.noise * _perron_root(self._first_noise_to_error**2))) + tolerance
+        start = max(low, 0.0)
+        at_start = self._log_loop_gain(start)
+        if at_start > 0.0:
+            low, high = start, start + at_start + tolerance
+        elif start == low or self._log_loop_gain(low) <= 0.0:
+            return float(np.exp(low / 2.0))
+        else:
+            high = start
+        return float(np.exp(0.5 * float(np.real(brentq(self._log_loop_gain, low, high, xtol=tolerance)))))
+
+    @property
+    def _first_noise_to_error(self) -> np.ndarray:
+        """Return rate (A - I) - I, the first response: K(level) >= noise / level times its entrywise square."""
+        identity_NN = np.eye(self.topology.num_nodes)
+        return self.mixing_rate * (self.topology.weights - identity_NN) - identity_NN
+
+
+def _perron_root(matrix_NN: np.ndarray) -> float:
+    """Return the largest eigenvalue of a non-negative matrix (real, by Perron and Frobenius)."""
+    if len(matrix_NN) > _DENSE_EIGENVALUE_NODES:
+        try:
+            start_N = np.ones(len(matrix_NN))
+            top = eigs(matrix_NN.astype(float), k=1, which="LR", v0=start_N, tol=1e-7, return_eigenvectors=False)
+            return float(np.real(top[0]))
+        except ArpackError:
+            pass  # the largest two are too close for a few iterations: take the dense route
+    return float(np.abs(np.linalg.eigvals(matrix_NN)).max())

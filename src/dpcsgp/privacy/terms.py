@@ -1,0 +1,215 @@
+"""What one parameter's per-example gradients look like, and their norms and weighted sums without storing them.
+
+A layer that computes y = W a at several positions has the per-example gradient g_e = sum_t delta_et a_et', where a are
+the layer's inputs and delta the loss gradient at its outputs. Its norm and any weighted sum over examples follow from
+a and delta alone; a term picks the cheapest way by counting multiplications and memory.
+
+Legend: E examples, T positions an example passes through a layer (sequence, image, augmented views), I inputs and O
+outputs of a layer, P coordinates of one parameter.
+Reference: Goodfellow, "Efficient per-example gradient computations" (2015); Li et al., "Large language models can be
+strong differentially private learners" (2022), for the Gram form of the norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, final
+
+import torch
+from torch import Tensor
+
+# Costs in multiplications, fitted to measurements on CPU: writing one per-example gradient coordinate to fresh memory,
+# and passing once over one element of a tensor that does not stay in cache.
+WRITE_COST: Final = 128
+PASS_COST: Final = 8
+_SCRATCH_FLOATS: Final = 2**22
+_KEEP_RATIO: Final = 4
+
+
+@final
+@dataclass(frozen=True)
+class ClipFactors:
+    """How much of each example's gradient counts: `factors_E`, and `dropped`, the indices whose factor is zero.
+
+    Dropped examples may hold NaN or infinity, which a factor of zero would not remove: they are overwritten instead.
+    """
+
+    factors_E: Tensor
+    dropped: Tensor
+
+    @classmethod
+    def of(cls, norm_squared_E: Tensor, clip_norm: float) -> ClipFactors:
+        """Return min(1, clip_norm / |g_e|), and zero where |g_e|^2 is not finite."""
+        factors_E = clip_factors(norm_squared_E, clip_norm)
+        return cls(factors_E, (factors_E == 0).nonzero().squeeze(1))
+
+    def scale(self, gradient: Tensor) -> Tensor:
+        """Return the gradient (E, ...) times its factors, exactly zero for dropped examples."""
+        scaled = gradient * self.factors_E.view(-1, *[1] * (gradient.dim() - 1))
+        return scaled.index_fill_(0, self.dropped, 0.0)
+
+    def clean(self, values: Tensor) -> Tensor:
+        """Return a copy of (E, ...) with dropped examples set to zero."""
+        return values.index_fill(0, self.dropped, 0.0)
+
+
+def clip_factors(norm_squared: Tensor, clip_norm: float) -> Tensor:
+    """Return min(1, clip_norm / |g|) elementwise, zero where |g|^2 is not finite (no branch on the data)."""
+    factors = (clip_norm / norm_squared.clamp_min(0.0).sqrt()).clamp_max(1.0)
+    return torch.where(norm_squared.isfinite(), factors, torch.zeros_like(factors))
+
+
+class Term(Protocol):
+    """The per-example gradients (E, P) of one parameter, in whatever form is cheapest to hold."""
+
+    def norm_squared(self) -> Tensor:
+        """Return |g_e|^2 for every example: (E,)."""
+        ...
+
+    def explicit(self, rows: slice) -> Tensor:
+        """Return the gradients of some examples in full: (rows, P)."""
+        ...
+
+    def weighted_sum(self, factors: ClipFactors) -> Tensor:
+        """Return sum_e factor_e g_e: (P,)."""
+        ...
+
+
+def slices(num_examples: int, floats_per_example: int) -> Iterator[slice]:
+    """Cut the examples into runs that need at most a fixed number of floats of scratch memory."""
+    step = max(1, _SCRATCH_FLOATS // max(1, floats_per_example))
+    for start in range(0, num_examples, step):
+        yield slice(start, min(start + step, num_examples))
+
+
+def worth_keeping(num_coordinates: int, activations_per_example: int) -> bool:
+    """Tell whether per-example gradients take little memory beside the activations that the pass stores anyway."""
+    return num_coordinates <= _KEEP_RATIO * activations_per_example
+
+
+@final
+@dataclass(frozen=True)
+class ExplicitTerm:
+    """Per-example gradients held in full: biases, normalisation scales, small kernels."""
+
+    gradient_EP: Tensor
+
+    def norm_squared(self) -> Tensor:
+        return torch.linalg.vector_norm(self.gradient_EP, dim=1).square()
+
+    def explicit(self, rows: slice) -> Tensor:
+        return self.gradient_EP[rows]
+
+    def weighted_sum(self, factors: ClipFactors) -> Tensor:
+        # In place: the gradients are this term's own, and summing them is their last use.
+        return factors.factors_E @ self.gradient_EP.index_fill_(0, factors.dropped, 0.0)
+
+
+@final
+@dataclass(frozen=True)
+class OuterTerm:
+    """The weight of a linear layer: g_e = sum_t delta_et a_et', held as inputs and output gradients.
+
+    |g_e|^2 = sum_st (a_es . a_et) (delta_es . delta_et), by two Gram matrices or in full, whichever is cheaper.
+    """
+
+    inputs_ETI: Tensor
+    delta_ETO: Tensor
+
+    def norm_squared(self) -> Tensor:
+        num_examples, length, width = self.inputs_ETI.shape
+        if length == 1:
+            rows = (torch.linalg.vector_norm(part, dim=(1, 2)).square() for part in (self.inputs_ETI, self.delta_ETO))
+            return next(rows) * next(rows)
+        height = self.delta_ETO.shape[2]
+        if prefers_gram(length, width, height):
+            return torch.cat([self._gram(rows) for rows in slices(num_examples, 2 * length**2)])
+        parts = (self.explicit(rows) for rows in slices(num_examples, width * height))
+        return torch.cat([torch.linalg.vector_norm(part, dim=1).square() for part in parts])
+
+    def _gram(self, rows: slice) -> Tensor:
+        inputs, delta = self.inputs_ETI[rows], self.delta_ETO[rows]
+        return (inputs @ inputs.mT).mul_(delta @ delta.mT).sum(dim=(1, 2))
+
+    def explicit(self, rows: slice) -> Tensor:
+        return (self.delta_ETO[rows].mT @ self.inputs_ETI[rows]).flatten(1)
+
+    def weighted_sum(self, factors: ClipFactors) -> Tensor:
+        scaled, inputs = factors.scale(self.delta_ETO), factors.clean(self.inputs_ETI)
+        return (scaled.flatten(0, 1).mT @ inputs.flatten(0, 1)).flatten()
+
+
+def prefers_gram(length: int, width: int, height: int) -> bool:
+    """Tell whether two T x T Gram matrices cost less than writing the O x I gradient of every example."""
+    return length**2 * (width + height + PASS_COST) <= (length + WRITE_COST) * width * height
+
+
+def outer_term(inputs_ETI: Tensor, delta_ETO: Tensor) -> Term:
+    """Return the weight term of a linear layer; long sequences through a small layer are contracted at once."""
+    length, width, height = *inputs_ETI.shape[1:], delta_ETO.shape[2]
+    term = OuterTerm(inputs_ETI, delta_ETO)
+    if worth_keeping(width * height, length * (width + height)) and not prefers_gram(length, width, height):
+        return ExplicitTerm(term.explicit(slice(None)))
+    return term
+
+
+@final
+@dataclass(frozen=True)
+class LookupTerm:
+    """The weight of an embedding: row v of g_e is the sum of delta_et over the positions t that look up v."""
+
+    indices_ET: Tensor
+    delta_ETO: Tensor
+    num_rows: int
+
+    def norm_squared(self) -> Tensor:
+        # Sorting brings equal indices together; numbering the runs gives a table of T rows instead of `num_rows`.
+        ordered, order = self.indices_ET.sort(dim=1)
+        run = torch.zeros_like(ordered)
+        run[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(dim=1)
+        place = torch.empty_like(run).scatter_(1, order, run)
+        table = torch.zeros_like(self.delta_ETO)
+        table.scatter_add_(1, place[:, :, None].expand_as(self.delta_ETO), self.delta_ETO)
+        return torch.linalg.vector_norm(table, dim=(1, 2)).square()
+
+    def explicit(self, rows: slice) -> Tensor:
+        indices, delta = self.indices_ET[rows], self.delta_ETO[rows]
+        table = delta.new_zeros(len(indices), self.num_rows, delta.shape[2])
+        return table.scatter_add_(1, indices[:, :, None].expand_as(delta), delta).flatten(1)
+
+    def weighted_sum(self, factors: ClipFactors) -> Tensor:
+        scaled = factors.scale(self.delta_ETO).flatten(0, 1)
+        table = scaled.new_zeros(self.num_rows, scaled.shape[1])
+        return table.index_add_(0, self.indices_ET.flatten(), scaled).flatten()
+
+
+@final
+@dataclass(frozen=True)
+class SumTerm:
+    """A parameter used in several places: its per-example gradient is the sum over the uses, formed a few at a time."""
+
+    terms: tuple[Term, ...]
+    num_examples: int
+    num_coordinates: int
+
+    def norm_squared(self) -> Tensor:
+        parts = (self.explicit(rows) for rows in slices(self.num_examples, 2 * self.num_coordinates))
+        return torch.cat([torch.linalg.vector_norm(part, dim=1).square() for part in parts])
+
+    def explicit(self, rows: slice) -> Tensor:
+        return torch.stack([term.explicit(rows) for term in self.terms]).sum(dim=0)
+
+    def weighted_sum(self, factors: ClipFactors) -> Tensor:
+        return torch.stack([term.weighted_sum(factors) for term in self.terms]).sum(dim=0)
+
+
+def merge(terms: Sequence[Term], num_examples: int, num_coordinates: int) -> Term:
+    """Return one term for all uses of a parameter: norms are of the summed gradient, never of the parts."""
+    if len(terms) == 1:
+        return terms[0]
+    outer = [term for term in terms if isinstance(term, OuterTerm)]
+    if len(outer) == len(terms):  # uses of one linear layer are just more positions
+        inputs = torch.cat([term.inputs_ETI for term in outer], dim=1)
+        return OuterTerm(inputs, torch.cat([term.delta_ETO for term in outer], dim=1))
+    return SumTerm(tuple(terms), num_examples, num_coordinates)

@@ -1,0 +1,290 @@
+"""The page's charts: accuracy against steps and megabytes, every node at the end, eps spent, disagreement.
+
+Charts carry no run names: a legend beside them serves all, and a run keeps its colour and marker everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from dpcsgp.report.formatting import as_number, epsilon, score, significant
+from dpcsgp.report.palette import GRID, INK, colour, marker
+from dpcsgp.report.results import Floats, RunResults, node_values
+from dpcsgp.report.svg import inline_svg
+
+WIDTH, HEIGHT = 420 / 72, 268 / 72  # inches of 72 points: small enough that text stays readable on a phone
+DETAILED_RUNS = 4  # beyond this, bands and average models would hide one another
+LOG_RATIO = 30.0  # a wider range than this needs a logarithmic axis
+STYLE: dict[str, Any] = {
+    "font.size": 10.5,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 10.5,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.9,
+    "lines.markersize": 4.5,
+}
+
+
+@final
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with the words that belong to it; `svg` is empty where there is nothing to draw, `caption` says why."""
+
+    key: str
+    title: str
+    caption: str
+    svg: str = ""
+
+
+Draw = Callable[[Axes], None]
+
+
+def charts(runs: Sequence[RunResults], metric: str) -> list[Chart]:
+    """Draw all charts of a page."""
+    return [
+        _score_against_steps(runs, metric),
+        _score_against_megabytes(runs, metric),
+        _score_of_nodes(runs, metric),
+        _epsilon_against_steps(runs),
+        _disagreement_against_steps(runs),
+    ]
+
+
+def score_axis(metric: str) -> tuple[str, float]:
+    """Return the label of a metric's axis and the factor that brings values to its unit."""
+    return ("test accuracy (%)", 100.0) if metric == "accuracy" else (metric.replace("_", " "), 1.0)
+
+
+def _draw(key: str, xlabel: str, ylabel: str, description: str, draw: Draw) -> str:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(ylabel)  # lies over the axis: a turned label would cost a phone a tenth of its width
+        axes.set_xlabel(xlabel)
+        draw(axes)
+        return inline_svg(figure, key, description)
+
+
+def _score_against_steps(runs: Sequence[RunResults], metric: str) -> Chart:
+    ylabel, scale = score_axis(metric)
+
+    def draw(axes: Axes) -> None:
+        for index, run in enumerate(runs):
+            _score_curve(axes, index, run, metric, run.column("step"), len(runs) <= DETAILED_RUNS)
+            if run.text("algorithm") == "local":
+                _level(axes, index, scale * run.column(f"{metric}_node_mean")[-1])
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        _name_last_value(axes, runs, metric)
+
+    caption = "Mean over the nodes after each evaluation, on public test data. "
+    caption += "The last point includes the rounds of pure averaging, if there were any."
+    svg = _draw("steps", "gradient steps", ylabel, _describe(runs, metric, "steps"), draw)
+    return Chart("steps", f"{_noun(metric)} against steps", caption, svg)
+
+
+def _score_against_megabytes(runs: Sequence[RunResults], metric: str) -> Chart:
+    ylabel, scale = score_axis(metric)
+    title = f"{_noun(metric)} against communication"
+    talking = [run.column("bytes_per_edge")[-1] / 1e6 for run in runs if not run.sends_nothing]
+    ends = [end for end in talking if math.isfinite(end) and end > 0]
+    if not ends:
+        return Chart("megabytes", title, "No message was sent in any of these runs, so there is nothing to draw.")
+    logarithmic = max(ends) / min(ends) > LOG_RATIO
+
+    def draw(axes: Axes) -> None:
+        for index, run in enumerate(runs):
+            if run.sends_nothing:
+                _level(axes, index, scale * run.column(f"{metric}_node_mean")[-1], shown=True)
+            else:
+                megabytes = run.column("bytes_per_edge") / 1e6
+                x = np.where(megabytes > 0, megabytes, math.nan) if logarithmic else megabytes
+                _score_curve(axes, index, run, metric, x, len(runs) <= DETAILED_RUNS)
+        if logarithmic:
+            axes.set_xscale("log")
+            _plain_log_ticks(axes.xaxis)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(6))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value)))
+        _name_last_value(axes, runs, metric)
+
+    caption = "Bytes are counted when frames are sent, headers included; 1 MB = 1,000,000 bytes. "
+    if any(run.sends_nothing for run in runs):
+        caption += "Dotted lines: runs that send nothing. "
+    svg = _draw("megabytes", "MB sent per directed edge", ylabel, _describe(runs, metric, "megabytes"), draw)
+    return Chart("megabytes", title, caption.strip(), svg)
+
+
+def _score_of_nodes(runs: Sequence[RunResults], metric: str) -> Chart:
+    ylabel, scale = score_axis(metric)
+    alone = len(runs) == 1
+
+    def draw(axes: Axes) -> None:
+        for index, run in enumerate(runs):
+            values = scale * node_values(run.last, f"{metric}_nodes")
+            places = index + 1 + (np.linspace(-0.32, 0.32, values.size) if values.size > 1 else np.zeros(1))
+            style = {"color": colour(index), "gid": f"run-{index + 1}"}
+            axes.plot([index + 0.6, index + 1.4], [values.mean()] * 2, linewidth=1.6, **style)
+            axes.plot(places, values, linestyle="none", marker=marker(index), alpha=0.85, markeredgewidth=0, **style)
+            if alone:
+                _label_nodes(axes, places, run.last.get("nodes"))
+        axes.set_xlim(0.5, len(runs) + 0.5)
+        if not alone:
+            every = math.ceil(len(runs) / 16)
+            axes.set_xticks(range(1, len(runs) + 1, every))
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+
+    caption = "Each mark is one node's own model at the end; the line is their mean. A low mark is a node left behind."
+    svg = _draw(
+        "nodes", "node" if alone else "run", ylabel, f"{_noun(metric)} of every node at the end of a run.", draw
+    )
+    return Chart("nodes", "Every node at the end", caption, svg)
+
+
+def _epsilon_against_steps(runs: Sequence[RunResults]) -> Chart:
+    title = "Privacy spent"
+    curves = [run.per_node("epsilon_nodes", lambda values: float(values.max())) for run in runs]
+    claims = [run.number("epsilon_claimed") for run in runs]
+    ends = [end for end in (curve[-1] for curve in curves) if math.isfinite(end) and end > 0]
+    if not ends:
+        return Chart("epsilon", title, "No run has a finite ε: without noise nothing bounds what messages reveal.")
+    levels = ends + [claim for claim in claims if math.isfinite(claim) and claim > 0]
+    logarithmic = max(levels) / min(levels) > LOG_RATIO
+
+    def draw(axes: Axes) -> None:
+        for index, (run, curve, claim) in enumerate(zip(runs, curves, claims, strict=True)):
+            y = np.where(np.isfinite(curve) & ((curve > 0) | (not logarithmic)), curve, math.nan)
+            low = run.per_node("epsilon_nodes", lambda values: float(values.min()))
+            if np.any(low < y):
+                _band(axes, index, run.column("step"), np.where(np.isfinite(low), low, math.nan), y)
+            _curve(axes, index, run.column("step"), y)
+            if math.isfinite(claim):
+                _level(axes, index, claim)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if logarithmic:
+            axes.set_yscale("log")
+            _plain_log_ticks(axes.yaxis)
+        else:
+            axes.set_ylim(bottom=0)
+
+    caption = "Verified ε of the node that has spent most, from the releases in its ledger. Dotted: the ε asked for."
+    svg = _draw("epsilon", "gradient steps", "verified ε", "Verified eps against steps.", draw)
+    return Chart("epsilon", title, caption, svg)
+
+
+def _disagreement_against_steps(runs: Sequence[RunResults]) -> Chart:
+    title = "Disagreement between nodes"
+    curves = [run.column("disagreement") for run in runs]
+    curves = [np.where(np.isfinite(curve) & (curve > 0), curve, math.nan) for curve in curves]
+    if all(np.isnan(curve).all() for curve in curves):
+        return Chart(
+            "disagreement", title, "Nothing to draw: there is one node only, or the distance was not recorded."
+        )
+
+    def draw(axes: Axes) -> None:
+        for index, (run, curve) in enumerate(zip(runs, curves, strict=True)):
+            _curve(axes, index, run.column("step"), curve)
+        axes.set_yscale("log")
+        _plain_log_ticks(axes.yaxis)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+    caption = "Root mean square distance of the nodes' models from their mean. It must not grow without end: that is divergence."
+    svg = _draw("disagreement", "gradient steps", "distance (parameter units)", "Disagreement against steps.", draw)
+    return Chart("disagreement", title, caption, svg)
+
+
+def _score_curve(axes: Axes, index: int, run: RunResults, metric: str, x: Floats, detailed: bool) -> None:
+    """Draw the node mean; where there is room, the range over nodes and the average model too."""
+    scale = score_axis(metric)[1]
+    if detailed:
+        low = run.per_node(f"{metric}_nodes", lambda values: float(values.min()))
+        high = run.per_node(f"{metric}_nodes", lambda values: float(values.max()))
+        _band(axes, index, x, scale * low, scale * high)
+        average = scale * run.column(f"{metric}_average_model")
+        axes.plot(x, average, linestyle=(0, (4, 2)), linewidth=1.3, color=colour(index), gid=f"run-{index + 1}")
+    _curve(axes, index, x, scale * run.column(f"{metric}_node_mean"))
+
+
+def _curve(axes: Axes, index: int, x: Floats, y: Floats) -> None:
+    style = {"color": colour(index), "gid": f"run-{index + 1}", "marker": marker(index)}
+    axes.plot(x, np.where(np.isfinite(y), y, math.nan), markevery=max(1, len(x) // 10), markeredgewidth=0, **style)
+
+
+def _band(axes: Axes, index: int, x: Floats, low: Floats, high: Floats) -> None:
+    axes.fill_between(x, low, high, color=colour(index), alpha=0.18, linewidth=0, gid=f"run-{index + 1}")
+
+
+def _level(axes: Axes, index: int, y: float, shown: bool = False) -> None:
+    """Draw a dotted horizontal line; `shown` makes it as strong as a curve."""
+    if math.isfinite(y):
+        width = 1.9 if shown else 1.1
+        axes.axhline(y, linestyle=":", linewidth=width, color=colour(index), gid=f"run-{index + 1}")
+
+
+def _name_last_value(axes: Axes, runs: Sequence[RunResults], metric: str) -> None:
+    """Write the final value beside the curve of a run that is alone."""
+    if len(runs) > 1:
+        return
+    value = as_number(runs[0].last.get(f"{metric}_node_mean"))
+    if math.isfinite(value):
+        x = next(line for line in reversed(axes.lines) if line.get_gid() == "run-1").get_xdata()
+        place = (float(np.asarray(x)[-1]), score_axis(metric)[1] * value)
+        axes.annotate(
+            score(metric, value), place, (0, -9), textcoords="offset points", ha="right", va="top", weight="bold"
+        )
+
+
+def _label_nodes(axes: Axes, places: Floats, nodes: Any) -> None:
+    names = nodes if isinstance(nodes, list) and len(nodes) == places.size else range(places.size)
+    every = math.ceil(places.size / 16)
+    axes.set_xticks(places[::every], [str(name) for name in names][::every])
+
+
+def _plain_log_ticks(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers: 0.1, 1, 10."""
+    low, high = axis.get_view_interval()
+    narrow = high / low < 100
+    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if narrow else (1,), numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _noun(metric: str) -> str:
+    return metric.replace("_", " ").capitalize()
+
+
+def _describe(runs: Sequence[RunResults], metric: str, unit: str) -> str:
+    """Say in words what the chart shows, for those who cannot see it."""
+    ends = [f"{run.name}: {score(metric, as_number(run.last.get(f'{metric}_node_mean')))}" for run in runs]
+    spent = [epsilon(run.number("epsilon")) for run in runs]
+    ends = [f"{end} at eps {eps}" for end, eps in zip(ends, spent, strict=True)]
+    return f"{_noun(metric)} (node mean) against {unit}. At the end: {'; '.join(ends)}."

@@ -1,0 +1,76 @@
+"""How numbers are spelled on the page; whatever is missing becomes a dash, and no eps is ever rounded down."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+DASH = "–"
+
+
+def as_number(value: Any) -> float:
+    """Return the number that a JSON value stands for ("inf" and "nan" are spelled as strings); nan if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Spell a number with this many significant digits, without an exponent where a reader does not need one."""
+    if math.isnan(value):
+        return DASH
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value and abs(value) < 10.0**-digits:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.0f}" if abs(value) >= 10.0 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def epsilon(value: float) -> str:
+    """Spell eps with three significant digits, rounded up: a promise must not look better than it is."""
+    if not math.isfinite(value) or value <= 0:
+        return significant(value)
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    steps = value / unit
+    return significant(math.ceil(steps - 1e-9 * steps) * unit)
+
+
+def score(metric: str, value: float) -> str:
+    """Spell a metric: accuracies as a percentage, everything else with four digits."""
+    if metric == "accuracy" and math.isfinite(value):
+        return f"{100 * value:.1f} %"
+    return significant(value, 4)
+
+
+def megabytes(num_bytes: float) -> str:
+    """Spell bytes as megabytes (1 MB = 1,000,000 bytes)."""
+    text = significant(num_bytes / 1e6)
+    return text if text == DASH else f"{text} MB"
+
+
+def duration(seconds: float) -> str:
+    """Spell seconds the way a person would say them."""
+    if not math.isfinite(seconds):
+        return DASH
+    if seconds < 60:
+        return f"{significant(seconds, 2)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def plain_text(value: Any) -> str:
+    """Spell any value of a summary or a setting; lists whose entries are all equal shrink to one entry."""
+    if value is None or value == "":
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        same = value and all(item == value[0] for item in value)
+        return f"{plain_text(value[0])} at every node" if same else ", ".join(map(plain_text, value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)

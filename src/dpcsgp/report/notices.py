@@ -1,0 +1,141 @@
+"""What a reader must know before believing a number: warnings and hints drawn from the summaries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+from dpcsgp.report.formatting import epsilon, significant
+from dpcsgp.report.results import RunResults
+
+Severity = Literal["danger", "caution", "hint"]
+SAME_DATA = ("task", "partition", "model", "features", "num_nodes")
+
+
+@final
+@dataclass(frozen=True)
+class Notice:
+    """One warning, the runs it is about (none: all of them), and what to do."""
+
+    severity: Severity
+    title: str
+    text: str
+    runs: tuple[str, ...] = ()
+
+
+def notices(runs: Sequence[RunResults]) -> list[Notice]:
+    """Return all warnings, the gravest first; a warning that several runs share word for word is said once."""
+    shared: dict[tuple[Severity, str, str], list[str]] = {}
+    for run in runs:
+        for check in CHECKS:
+            found = check(run)
+            if found:
+                shared.setdefault((found.severity, found.title, found.text), []).append(run.name)
+    result = [Notice(*key, tuple(names)) for key, names in shared.items()]
+    result += [hint for hint in (_missing_control(runs), _composition(runs)) if hint]
+    return sorted(result, key=lambda notice: ("danger", "caution", "hint").index(notice.severity))
+
+
+def _seeded(run: RunResults) -> Notice | None:
+    if run.summary.get("seeded") is not True:
+        return None
+    text = "The noise was drawn from a seed, so anyone who knows the seed can take it off again. Fine for experiments; "
+    return Notice("danger", "Not private: seeded noise", text + "for real data leave privacy.seed unset.")
+
+
+def _no_noise(run: RunResults) -> Notice | None:
+    if run.number("epsilon") != math.inf:
+        return None
+    text = "The verified ε is infinite: nothing bounds what the messages reveal about an example. "
+    return Notice(
+        "danger", "Not private: no meaningful noise", text + 'Use a private method and privacy.noise = "calibrated".'
+    )
+
+
+def _above_claim(run: RunResults) -> Notice | None:
+    verified, claimed = run.number("epsilon"), run.number("epsilon_claimed")
+    if not (math.isfinite(verified) and verified > claimed * (1 + 1e-9)):
+        return None
+    text = f"The accountant verifies ε = {epsilon(verified)}, {significant(verified / claimed, 2)} times the "
+    text += f'{significant(claimed)} that was asked for. Trust the verified number; privacy.noise = "calibrated" meets the claim.'
+    return Notice("danger", "Less private than claimed", text)
+
+
+def _unexplained(run: RunResults) -> Notice | None:
+    if run.summary["private"] or _seeded(run) or _no_noise(run) or _above_claim(run):
+        return None
+    return Notice("danger", "Not private", "The run's own summary says private: false.")
+
+
+def _diverged(run: RunResults) -> Notice | None:
+    if not run.diverged:
+        return None
+    text = (
+        f"{run.text('stopped_because')}. Compression and mixing rate do not fit this graph: set algorithm.mixing_rate "
+    )
+    return Notice("danger", "Diverged", text + '= "auto" or choose a finer compressor.')
+
+
+def _ended_early(run: RunResults) -> Notice | None:
+    reason = run.text("stopped_because")
+    if run.diverged or reason in ("", "completed"):
+        return None
+    return Notice("caution", "Ended early", f"{reason[0].upper()}{reason[1:]}.")
+
+
+def _unstable(run: RunResults) -> Notice | None:
+    radius = run.number("mixing_radius")
+    if not radius >= 1 or run.diverged:
+        return None
+    text = f"The gossip step's radius is {significant(radius, 4)}; from 1 on errors grow in the mean square. "
+    return Notice("caution", "Gossip is not stable", text + 'Set algorithm.mixing_rate = "auto".')
+
+
+def _outside_theorem(run: RunResults) -> Notice | None:
+    if run.summary.get("theorem_satisfied") is not False:
+        return None
+    text = "The conditions of the convergence theorem do not hold for these settings (a common case). "
+    return Notice("caution", "Theorem not satisfied", text + "The accuracy below is measured, not guaranteed.")
+
+
+CHECKS: tuple[Callable[[RunResults], Notice | None], ...] = (
+    _seeded,
+    _no_noise,
+    _above_claim,
+    _unexplained,
+    _diverged,
+    _ended_early,
+    _unstable,
+    _outside_theorem,
+)
+
+
+def _missing_control(runs: Sequence[RunResults]) -> Notice | None:
+    """Point out runs that nothing without communication is shown beside."""
+    controls = [_same_data(run) for run in runs if run.text("algorithm") == "local"]
+    lonely = [run.name for run in runs if not run.sends_nothing and _same_data(run) not in controls]
+    if not lonely:
+        return None
+    text = "How good is a node alone? Run the same settings with --set algorithm.name=local and report both: "
+    text += "without that line, accuracy per byte says little."
+    return Notice("hint", "No zero-byte control", text, tuple(lonely) if len(runs) > 1 else ())
+
+
+def _composition(runs: Sequence[RunResults]) -> Notice | None:
+    """Remind that eps of several runs on the same data add up."""
+    private = [run for run in runs if math.isfinite(run.number("epsilon")) and run.number("epsilon") > 0]
+    if len(private) < 2:
+        return None
+    total = epsilon(sum(run.number("epsilon") for run in private))
+    text = f"Each ε is for one run alone. If these {len(private)} runs used the same private examples and all were published, "
+    delta = sum(run.number("delta") for run in private)
+    text += f"together they promise no more than ε = {total}" + (
+        f", δ = {significant(delta)}" if delta == delta else ""
+    )
+    return Notice("hint", "Privacy adds up over runs", text + " (basic composition).")
+
+
+def _same_data(run: RunResults) -> tuple[str, ...]:
+    return tuple(run.text(key) for key in SAME_DATA)

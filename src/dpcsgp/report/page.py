@@ -1,0 +1,215 @@
+"""Write one self-contained page about one or many runs; it asks nothing of the outside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from dpcsgp.errors import ConfigError
+from dpcsgp.report.charts import DETAILED_RUNS, charts
+from dpcsgp.report.formatting import DASH, duration, epsilon, megabytes, plain_text, score, significant
+from dpcsgp.report.notices import notices
+from dpcsgp.report.palette import COLOURS, colour_name, marker_sign
+from dpcsgp.report.results import RunResults, lower_is_better, read_many, shared_metric
+from dpcsgp.report.tables import (
+    account,
+    comparison,
+    differing_settings,
+    final_score,
+    settings_by_section,
+    worst_score,
+)
+
+FILE_NAME = "report.html"
+
+
+@final
+@dataclass(frozen=True)
+class Headline:
+    """One large number with its name and a line that explains it."""
+
+    name: str
+    value: str
+    note: str = ""
+    tone: str = ""  # "good", "bad" or neither
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the report of these results folders and return its path.
+
+    Without `out` the page of one folder goes into it, that of several into the current folder, as `report.html`.
+    """
+    if not folders:
+        raise ConfigError("no results folder given; for example `dpcsgp report runs/first`")
+    runs = read_many([Path(folder) for folder in folders])
+    path = out or (runs[0].path if len(runs) == 1 else Path()) / FILE_NAME
+    if path.is_dir():
+        raise ConfigError(f"--out {path} is a folder; name a file, for example {path / FILE_NAME}")
+    page = render(runs)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another file") from None
+    return path
+
+
+def render(runs: Sequence[RunResults]) -> str:
+    """Return the page as HTML; every text is escaped, figures are inline."""
+    environment = Environment(
+        loader=PackageLoader("dpcsgp.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2").render(_context(runs))
+
+
+def _context(runs: Sequence[RunResults]) -> dict[str, Any]:
+    metric = shared_metric(runs)
+    drawn = charts(runs, metric)
+    return {
+        "title": _title(runs),
+        "subtitle": _subtitle(runs),
+        "headlines": _headlines_of_one(runs[0], metric) if len(runs) == 1 else _headlines_of_many(runs, metric),
+        "notices": notices(runs),
+        "charts": [(chart, Markup(chart.svg)) for chart in drawn],
+        "runs": [_run(index, run, runs, metric) for index, run in enumerate(runs)],
+        "detailed": len(runs) <= DETAILED_RUNS,
+        "metric": metric.replace("_", " "),
+        "comparison": comparison(runs, metric),
+        "differing": differing_settings(runs) if len(runs) > 1 else {},
+        "palette": [(colour_name(index), *pair) for index, pair in enumerate(COLOURS)],
+    }
+
+
+def _title(runs: Sequence[RunResults]) -> str:
+    return runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
+
+
+def _subtitle(runs: Sequence[RunResults]) -> str:
+    """Name what the runs share: method, task, graph, compression."""
+    parts = []
+    for key, pattern in (
+        ("algorithm", "{}"),
+        ("task", "{}"),
+        ("model", "{}"),
+        ("partition", "partition {}"),
+        ("num_nodes", "{} nodes"),
+        ("graph", "{}"),
+        ("compression", "compression {}"),
+        ("steps", "{} steps"),
+    ):
+        values = {run.text(key) for run in runs}
+        if len(values) == 1 and (value := values.pop()):
+            parts.append(pattern.format(value.replace("_", " ")))
+    return " · ".join(parts)
+
+
+def _headlines_of_one(run: RunResults, metric: str) -> list[Headline]:
+    name = metric.replace("_", " ").capitalize()
+    average = score(metric, final_score(run, metric, "_average_model"))
+    private = run.summary["private"]
+    exceeded = run.number("epsilon") > run.number("epsilon_claimed")
+    asked = significant(run.number("epsilon_claimed"))
+    return [
+        Headline(
+            f"{name}, node mean", score(metric, final_score(run, metric, "_node_mean")), f"average model {average}"
+        ),
+        Headline(
+            "Worst node",
+            score(metric, worst_score(run, metric)),
+            f"of {plain_text(run.summary.get('num_nodes'))} nodes",
+        ),
+        Headline(
+            "Verified ε",
+            epsilon(run.number("epsilon")),
+            f"δ = {significant(run.number('delta'))} · asked for {asked} · {_relation(run)}",
+            "bad" if exceeded else "",
+        ),
+        Headline(
+            "Sent per directed edge",
+            megabytes(run.number("bytes_per_edge")),
+            f"{megabytes(run.number('bytes_sent_per_node'))} per node · {duration(run.number('seconds'))}",
+        ),
+        Headline("Private", "yes" if private else "no", _private_note(run), "good" if private else "bad"),
+    ]
+
+
+def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline]:
+    name = metric.replace("_", " ")
+    pick = min if lower_is_better(metric) else max
+    private = sum(run.summary["private"] for run in runs)
+    sent = [run.number("bytes_per_edge") for run in runs if math.isfinite(run.number("bytes_per_edge"))]
+    spent = max(runs, key=lambda run: -math.inf if math.isnan(run.number("epsilon")) else run.number("epsilon"))
+    headlines = []
+    for title, of in (
+        (f"Best {name}, node mean", lambda run: final_score(run, metric, "_node_mean")),
+        ("Best worst node", lambda run: worst_score(run, metric)),
+    ):
+        known = [run for run in runs if math.isfinite(of(run))]
+        best = pick(known, key=of) if known else None
+        headlines.append(Headline(title, score(metric, of(best)), best.name) if best else Headline(title, DASH))
+    between = f"{significant(min(sent) / 1e6)} to {megabytes(max(sent))}" if sent else DASH
+    return [
+        *headlines,
+        Headline(
+            "Largest verified ε",
+            epsilon(spent.number("epsilon")),
+            f"δ = {significant(spent.number('delta'))} · {spent.name} · {_relation(spent)}",
+        ),
+        Headline("Sent per directed edge", between, "fewest and most of all runs"),
+        Headline("Private", f"{private} of {len(runs)}", "runs", "good" if private == len(runs) else "bad"),
+    ]
+
+
+def _relation(run: RunResults) -> str:
+    return run.text("neighbouring_relation").replace("_", " ").replace("-", " ") or "neighbouring relation not recorded"
+
+
+def _private_note(run: RunResults) -> str:
+    if run.summary["private"]:
+        return "fresh secret noise, ε within what was asked for"
+    return "seeded noise" if run.summary.get("seeded") is True else "see the warnings"
+
+
+def _run(index: int, run: RunResults, runs: Sequence[RunResults], metric: str) -> dict[str, Any]:
+    """Return everything the page tells about one run alone."""
+    packages = run.environment.get("packages")
+    software = {key: value for key in ("python", "platform") if (value := run.environment.get(key))}
+    return {
+        "number": index + 1,
+        "name": run.name,
+        "method": run.text("algorithm"),
+        "compression": run.text("compression"),
+        "score": score(metric, final_score(run, metric, "_node_mean")),
+        "colour": colour_name(index),
+        "sign": marker_sign(index),
+        "settings": settings_by_section(run),
+        "differing": set(differing_settings(runs)),
+        "software": software | (packages if isinstance(packages, dict) else {}),
+        "account": account(run, metric),
+        "facts": _facts(run),
+        "remarks": run.remarks,
+    }
+
+
+def _facts(run: RunResults) -> dict[str, str]:
+    """Return the lines above the account of the nodes."""
+    satisfied = run.summary.get("theorem_satisfied")
+    return {
+        "Neighbouring relation": _relation(run),
+        "Verified ε": f"{epsilon(run.number('epsilon'))} at δ = {significant(run.number('delta'))}",
+        "Claimed ε": significant(run.number("epsilon_claimed")),
+        "Mixing rate": significant(run.number("mixing_rate")),
+        "Mixing radius": significant(run.number("mixing_radius")),
+        "Theorem's conditions": DASH if satisfied is None else ("hold" if satisfied else "do not hold"),
+        "Ended": run.text("stopped_because") or DASH,
+    }

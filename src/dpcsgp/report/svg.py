@@ -1,0 +1,40 @@
+"""Put a matplotlib figure into a page: inline SVG whose text and colours follow the page's style sheet."""
+
+from __future__ import annotations
+
+import io
+import re
+from html import escape
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from dpcsgp.report.palette import COLOURS, GRID, INK, colour_name
+
+STYLE_COLOURS = {
+    INK: "currentColor",
+    GRID: "var(--grid)",
+    **{light: f"var({colour_name(index)})" for index, (light, _) in enumerate(COLOURS)},
+}
+
+
+def inline_svg(figure: Figure, key: str, description: str) -> str:
+    """Return the figure as an `<svg>` element; `key` keeps its ids apart from those of other figures on the page."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": key}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    # Metadata only name the drawing program, and the style element would reach the whole page.
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    text = re.sub(r' id="(run-\d+)"', r' class="\1"', text)
+    text = re.sub(r' id="([^"]+)"', rf' id="{key}-\1"', text)
+    text = re.sub(r"url\(#|xlink:href=\"#", lambda found: f"{found.group()}{key}-", text)
+    for colour, style in STYLE_COLOURS.items():
+        text = text.replace(colour, style)
+    viewbox = re.search(r'viewBox="[^"]+"', text)
+    assert viewbox is not None
+    opening = f'<svg {viewbox.group()} role="img" aria-label="{escape(description)}" '
+    opening += 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    return opening + re.sub(r"\s*\n\s*", "\n", text[text.index(">") + 1 :])

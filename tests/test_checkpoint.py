@@ -1,0 +1,68 @@
+"""Snapshots come back as they were, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpcsgp.checkpoint import CheckpointFolder, Snapshot
+from dpcsgp.errors import CheckpointError
+
+TENSORS = {"x_ND": torch.arange(6.0).reshape(2, 3), "pull_ND": torch.ones(2, 3, dtype=torch.float64)}
+
+
+def newest(folder: CheckpointFolder) -> Snapshot | None:
+    return folder.load_common([folder.whole_steps()])
+
+
+def test_round_trip_and_the_last_two_are_kept(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoint", "run")
+    assert newest(folder) is None
+    for step in (10, 20, 30):
+        folder.save(step, TENSORS, {"round": step, "seconds": 0.1 + 0.2})
+    snapshot = newest(folder)
+    assert snapshot is not None
+    assert (snapshot.step, snapshot.meta) == (30, {"round": 30, "seconds": 0.1 + 0.2})
+    assert all(torch.equal(snapshot.tensors[name], tensor) for name, tensor in TENSORS.items())
+    assert len(list(folder.path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_damaged_snapshot_is_refused_and_the_one_before_is_taken(tmp_path: Path, suffix: str) -> None:
+    folder = CheckpointFolder(tmp_path, "run")
+    for step in (10, 20):
+        folder.save(step, TENSORS, {"round": step})
+    victim = tmp_path / f"step-000020.part-0-of-1{suffix}"
+    body = bytearray(victim.read_bytes())
+    body[len(body) // 2] ^= 1
+    victim.write_bytes(body)
+    snapshot = newest(folder)
+    assert snapshot is not None and snapshot.step == 10
+    (tmp_path / f"step-000010.part-0-of-1{suffix}").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="whole for every process"):
+        newest(folder)
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    CheckpointFolder(tmp_path, "run").save(10, TENSORS, {})
+    with pytest.raises(CheckpointError, match="another run"):
+        CheckpointFolder(tmp_path, "other").load(10)
+
+
+def test_a_step_counts_only_when_all_parts_are_there(tmp_path: Path) -> None:
+    parts = [CheckpointFolder(tmp_path, "run", part, 2) for part in range(2)]
+    for step in (10, 20):
+        parts[0].save(step, TENSORS, {})
+    parts[1].save(10, TENSORS, {})
+    agreed = [part.whole_steps() for part in parts]
+    assert agreed == [[10, 20], [10]]
+    for part in parts:
+        snapshot = part.load_common(agreed)
+        assert snapshot is not None and snapshot.step == 10
+
+
+def test_no_temporary_files_stay_behind(tmp_path: Path) -> None:
+    CheckpointFolder(tmp_path, "run").save(1, TENSORS, {})
+    assert not list(tmp_path.glob(".*"))

@@ -1,0 +1,70 @@
+"""Streams depend on (key, purpose, step, node) and on nothing else; public and private keys never meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dpcsgp.errors import ConfigError
+from dpcsgp.randomness import PrivateRandomness, PublicRandomness, numpy_generator
+
+
+def test_a_row_depends_on_its_node_alone() -> None:
+    together = PublicRandomness(5, [0, 1, 2, 3]).bytes("mask", 9, 64)
+    alone = PublicRandomness(5, [2]).bytes("mask", 9, 64)
+    assert (together[2] == alone[0]).all()
+    assert (PublicRandomness(5, [7, 2]).row_bytes("mask", 9, 1, 64) == alone[0]).all()
+
+
+def test_a_longer_draw_starts_with_the_shorter_one() -> None:
+    random = PublicRandomness(5, [0])
+    assert (random.bytes("mask", 1, 1000)[0, :17] == random.bytes("mask", 1, 17)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("seed", "purpose", "step", "node"), [(6, "mask", 9, 2), (5, "dither", 9, 2), (5, "mask", 10, 2), (5, "mask", 9, 3)]
+)
+def test_every_coordinate_of_the_address_matters(seed: int, purpose: str, step: int, node: int) -> None:
+    reference = PublicRandomness(5, [2]).bytes("mask", 9, 64)[0]
+    assert (PublicRandomness(seed, [node]).bytes(purpose, step, 64)[0] != reference).any()
+
+
+def test_seeds_that_agree_in_their_low_32_bits_differ() -> None:
+    low, high = PublicRandomness(1, [0]), PublicRandomness(1 + 2**32, [0])
+    assert (low.bytes("mask", 0, 32) != high.bytes("mask", 0, 32)).any()
+
+
+def test_fresh_keys_differ_and_seeded_keys_repeat() -> None:
+    assert (
+        PrivateRandomness.fresh([0]).row_bytes("noise", 0, 0, 32)
+        != PrivateRandomness.fresh([0]).row_bytes("noise", 0, 0, 32)
+    ).any()
+    seeded = [PrivateRandomness.seeded(3, [0, 1]) for _ in range(2)]
+    assert (seeded[0].row_bytes("noise", 4, 1, 32) == seeded[1].row_bytes("noise", 4, 1, 32)).all()
+    assert (seeded[0].row_bytes("noise", 4, 0, 32) != seeded[0].row_bytes("noise", 4, 1, 32)).any()
+    assert not PrivateRandomness.fresh([0]).reproducible and seeded[0].reproducible
+
+
+def test_private_and_public_streams_of_one_seed_are_unrelated() -> None:
+    public, private = PublicRandomness(3, [0]), PrivateRandomness.seeded(3, [0])
+    assert (public.row_bytes("noise", 0, 0, 64) != private.row_bytes("noise", 0, 0, 64)).any()
+
+
+def test_keys_do_not_show_in_a_repr() -> None:
+    random = PrivateRandomness.fresh([0])
+    assert all(key.hex() not in repr(random) and repr(key) not in repr(random) for key in random._keys)
+
+
+def test_bytes_are_uniform() -> None:
+    counts = np.bincount(PublicRandomness(0, [0]).bytes("mask", 0, 1 << 20)[0], minlength=256)
+    chi_square = float(((counts - 4096) ** 2 / 4096).sum())
+    assert 150 < chi_square < 380  # 255 degrees of freedom: mean 255, standard deviation 22.6
+
+
+def test_bad_seeds_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"run\.seed = -1"):
+        PublicRandomness(-1, [0])
+
+
+def test_set_up_generators_differ_by_purpose() -> None:
+    assert numpy_generator(0, "graph").integers(1 << 60) != numpy_generator(0, "partition").integers(1 << 60)
