@@ -21,7 +21,7 @@ from dpcsgp.checkpoint import CheckpointFolder
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
 from dpcsgp.errors import UnstableError
-from dpcsgp.graphs import Topology, best_mixing_rate, metropolis_weights, mixing_radius
+from dpcsgp.graphs import Topology, best_mixing_rate, metropolis_weights, mixing_radius, require_stable
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import (
     Budget,
@@ -158,16 +158,9 @@ def _mixing(
         return None, None
     wanted = config.algorithm.mixing_rate
     rate = best_mixing_rate(topology, compressor, dim) if wanted == "auto" else wanted
-    radius = mixing_radius(topology, compressor, rate, dim)
-    if radius >= 1 and not allow_divergence:
-        advised = best_mixing_rate(topology, compressor, dim)
-        raise UnstableError(
-            f"algorithm.mixing_rate = {rate:g} with compression.spec = {compressor.spec!r} diverges on this graph: the "
-            f"disagreement grows by a factor {radius:.3f} per step in mean square. Use mixing_rate = {advised:.3g} "
-            f'(radius {mixing_radius(topology, compressor, advised, dim):.3f}) or "auto"; '
-            "--allow-divergence runs it all the same"
-        )
-    return rate, radius
+    if not allow_divergence:
+        require_stable(topology, compressor, rate, dim)
+    return rate, mixing_radius(topology, compressor, rate, dim)
 
 
 def build_algorithm(config: Config, compressor: Compressor, mixing_rate: float | None) -> Algorithm[Any]:
@@ -250,8 +243,18 @@ def assemble(
         blueprint.module, data.inputs, data.labels, [data.parts[node] for node in nodes], data.test
     )
     deltas = [per_node(privacy.delta, len(data.parts))[node] for node in nodes]
-    ledger = LedgerBook(out / "ledger", nodes, run_id)
-    private = PrivateRandomness.fresh(nodes) if privacy.seed is None else PrivateRandomness.seeded(privacy.seed, nodes)
+    private = (
+        PrivateRandomness.fresh(nodes) if privacy.seed is None else PrivateRandomness.seeded(privacy.seed, nodes)
+    )
+    ledger = LedgerBook(
+        out / "ledger",
+        nodes,
+        run_id,
+        config=config.fingerprint(),
+        deltas=deltas,
+        events=[mechanism.event(row) if mechanism.num_examples[row] else None for row in range(len(nodes))],
+        private=not private.reproducible,
+    )
     return Run(
         task=task,
         engine=clipping_engine(blueprint.module, task.loss),

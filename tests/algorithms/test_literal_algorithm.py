@@ -77,6 +77,7 @@ def test_fifty_steps_equal_the_paper(spec: str) -> None:
     np.testing.assert_allclose(state.y_N1[:, 0].numpy(), literal.y, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "rate"), [("none", 1.0), ("rand:0.5", 0.3), ("gsgd:4/64", 0.5)])
 def test_mass_is_conserved_over_ten_thousand_steps(spec: str, rate: float) -> None:
     topology, dim = irregular(), 32

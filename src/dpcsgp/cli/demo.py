@@ -28,7 +28,7 @@ def demo(
 
     from dpcsgp.cli.session import run_session
     from dpcsgp.cli.tables import comparison_table
-    from dpcsgp.privacy import composed_epsilon, read_ledgers
+    from dpcsgp.privacy import composed_epsilon, read_ledgers, releases_by_node
     from dpcsgp.report import write_report
 
     console = Console()
@@ -38,7 +38,7 @@ def demo(
     console.rule("alone: the zero-byte control, same budget")
     alone = run_session(None, [*LOCAL, *(settings or [])], folder / "alone", resume=False, allow_divergence=False)
     console.print(comparison_table([together, alone]))
-    by_node = read_ledgers([folder / "together", folder / "alone"])
+    by_node = releases_by_node(read_ledgers([folder / "together", folder / "alone"]))
     epsilon = max(composed_epsilon(releases, together["delta"]) for releases in by_node.values())
     console.print(
         f"Both runs used the same examples: whoever sees both learns at most eps = {epsilon:.3f} "

@@ -1,8 +1,8 @@
 """What every compressor promises, and the checks they share.
 
-A compressor turns vectors into the bytes that really travel and back. Decoding is a function of the bytes, the sender and
-the step alone, so every receiver adds the same numbers, bit for bit. Encoding a row never looks at the other rows, so a
-process that hosts one node and a simulator that hosts all of them write the same bytes.
+A compressor turns vectors into the bytes that really travel and back. Decoding is a function of the bytes, the sender
+and the step alone, so every receiver adds the same numbers, bit for bit. Encoding a row never looks at the other rows,
+so a process that hosts one node and a simulator that hosts all of them write the same bytes.
 
 Legend: N hosted nodes, S senders heard, D coordinates, B bytes.
 """
@@ -106,8 +106,7 @@ def require_finite(values: np.ndarray, node: int, step: int) -> np.ndarray:
 
 def read_floats(wire_B: np.ndarray, node: int, step: int) -> np.ndarray:
     """Return the little-endian float32 numbers in `wire_B` after checking that all are finite."""
-    values = np.frombuffer(wire_B.tobytes(), dtype="<f4") if wire_B.size else np.empty(0, np.float32)
-    return require_finite(values, node, step)
+    return require_finite(wire_B.view("<f4").astype(np.float32), node, step)
 
 
 def write_floats(wire_B: np.ndarray, values: np.ndarray) -> None:

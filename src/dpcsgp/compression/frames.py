@@ -1,12 +1,14 @@
 """Message frames: what travels along an edge, in the simulator too.
 
-    magic 4 | version 1 | flags 1 | number of weights 2 | sender 4 | step 8 | payload length 4 | weights 8 each | payload | tag 16
+| magic | version | flags | number of weights | sender | step | payload length | weights | payload | tag |
+|-------|---------|-------|-------------------|--------|------|----------------|---------|---------|-----|
+| 4     | 1       | 1     | 2                 | 4      | 8    | 4              | 8 each  | B       | 16  |
 
-Numbers are little-endian, weights float64. The tag is BLAKE2b over everything before it: a checksum, or a keyed tag when a
-key is given, so that nobody without the key can alter or forge a frame. One payload and one weight take 48 bytes of frame.
+Numbers are little-endian, weights float64. The tag is BLAKE2b over everything before it: a checksum, or a keyed tag
+when a key is given, so that nobody without the key can alter or forge a frame. A frame with one weight adds 48 bytes.
 
-A tag binds a frame to its sender and step, not to a run: for two runs under one key file, give each its own `run_key`, so
-that a frame recorded in one is refused in the other.
+A tag binds a frame to its sender and step, not to a run: give each run under one key file its own `run_key`, so that a
+frame recorded in one run is refused in the next.
 
 Legend: N hosted nodes, S senders heard, K push-sum weights per frame, B payload bytes, F frame bytes.
 Reference: RFC 7693 (BLAKE2).
@@ -46,12 +48,13 @@ def frame_bytes(payload_bytes: int, num_weights: int = 1) -> int:
 def join(senders: Sequence[int], step: int, y_NK: Tensor, payload_NB: Tensor, key: bytes | None = None) -> Tensor:
     """Return uint8 (N, F): one frame per hosted node with its push-sum weights and its encoded vector."""
     _check_key(key)
-    num_weights, payload_bytes = y_NK.shape[1], payload_NB.shape[1]
-    if y_NK.shape[0] != len(senders) or payload_NB.shape[0] != len(senders) or payload_NB.dtype != torch.uint8:
+    shapes_fit = y_NK.ndim == payload_NB.ndim == 2 and y_NK.shape[0] == payload_NB.shape[0] == len(senders)
+    if not shapes_fit or payload_NB.dtype != torch.uint8:
         raise ConfigError(
             f"frames.join: {len(senders)} senders, weights {tuple(y_NK.shape)}, payload {payload_NB.dtype} "
             f"{tuple(payload_NB.shape)}: expected (N, K) and uint8 (N, B) with one row per sender"
         )
+    num_weights, payload_bytes = y_NK.shape[1], payload_NB.shape[1]
     if num_weights >= 2**16 or payload_bytes >= 2**32:
         raise ConfigError(f"frames.join: {num_weights} weights, {payload_bytes} bytes: at most 65535 and 4 GiB fit")
     start, stop = _HEADER.size + 8 * num_weights, _HEADER.size + 8 * num_weights + payload_bytes
@@ -60,7 +63,7 @@ def join(senders: Sequence[int], step: int, y_NK: Tensor, payload_NB: Tensor, ke
     frames_NF[:, start:stop] = payload_NB.cpu().numpy()
     flags = 0 if key is None else _KEYED
     for sender, frame_F in zip(senders, frames_NF, strict=True):
-        _HEADER.pack_into(frame_F, 0, _MAGIC, _VERSION, flags, num_weights, sender, step, payload_bytes)
+        _HEADER.pack_into(frame_F.data, 0, _MAGIC, _VERSION, flags, num_weights, sender, step, payload_bytes)
         frame_F[stop:] = np.frombuffer(_tag(frame_F[:stop], key), dtype=np.uint8)
     return torch.from_numpy(frames_NF)
 
@@ -78,7 +81,7 @@ def split(
     Raises WireError, with sender and step, for anything but the frame that `senders` had to send at `step`.
     """
     _check_key(key)
-    frames = frames_SF.cpu().numpy()
+    frames = frames_SF.cpu().contiguous().numpy()
     if frames.ndim != 2 or frames.shape[0] != len(senders) or frames.dtype != np.uint8:
         raise WireError(
             f"frames from senders {tuple(senders)} at step {step}: got {frames_SF.dtype} {tuple(frames_SF.shape)}, "
@@ -103,7 +106,7 @@ def _fault(
     """Say what is wrong with one frame, or None."""
     if frame_F.size < _HEADER.size + _TAG_BYTES:
         return f"truncated: {frame_F.size} bytes are shorter than any frame"
-    magic, version, flags, weights, from_sender, from_step, length = _HEADER.unpack_from(frame_F)
+    magic, version, flags, weights, from_sender, from_step, length = _HEADER.unpack_from(frame_F.data)
     if magic != _MAGIC:
         return f"wrong magic {magic!r}, expected {_MAGIC!r}: damaged, or not a message of this program"
     if version != _VERSION:

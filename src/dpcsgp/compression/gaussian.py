@@ -67,7 +67,7 @@ def dither_moments(bits: int, bucket: int) -> tuple[float, float]:
 
 
 def _sphere_quadrature(steps: int, bucket: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes r = |v_k| / |v| and weights for a uniform direction, with panels that end at multiples of 1 / steps."""
+    """Return nodes r = |v_k| / |v| and weights for a uniform direction; panels end at multiples of 1 / steps."""
     if bucket == 1:
         return np.ones(1), np.ones(1)
     reach = min(1.0, 12.0 / np.sqrt(bucket))  # the density beyond is below exp(-70)

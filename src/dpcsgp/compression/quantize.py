@@ -1,7 +1,7 @@
 """Few bits per coordinate: dithered rounding (the paper's gsgd_b) and signs.
 
-A vector is cut into buckets with one float32 scale each (`bucket = None`: one scale for the whole vector; the last bucket
-may be shorter). The wire holds all scales, then all symbols, bit-packed.
+A vector is cut into buckets with one float32 scale each (`bucket = None`: one scale for the whole vector; the last
+bucket may be shorter). The wire holds all scales, then all symbols, bit-packed.
 
 Scales are summed in float64 tile by tile, in an order that depends on D alone, so no number of threads or of hosted
 nodes changes a byte; squares of float32 numbers neither overflow nor vanish there.
@@ -32,16 +32,11 @@ from dpcsgp.compression.base import (
     write_floats,
 )
 from dpcsgp.compression.gaussian import dither_moments
-from dpcsgp.compression.packing import pack, packed_bytes, symbol_dtype, unpack
+from dpcsgp.compression.packing import SIGNS_OF_BYTE, pack, packed_bytes, symbol_dtype, unpack
 from dpcsgp.errors import ConfigError
 from dpcsgp.randomness import PublicRandomness
 
 _SIGN_BIT = np.int32(-(2**31))
-
-# Row k holds the factors +1 (bit 0) and -1 (bit 1) for the eight bits of the byte k, lowest first.
-SIGNS_OF_BYTE = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(
-    np.float32
-)
 
 
 @final
@@ -50,10 +45,10 @@ class Dither:
     """Round to b bits with dither: Q(v)_k = |v| sign(v_k) 2^-(b-1) floor(2^(b-1) |v_k| / |v| + u), u uniform on [0, 1).
 
     |v| is the norm of the coordinate's bucket. Symbols run from -2^(b-1) to 2^(b-1) - 1; the one that does not fit,
-    +2^(b-1), saturates. omega^2 = min(m / 4^(b-1), sqrt(m) / 2^(b-1)) for buckets of m coordinates holds with saturation
-    too (its error is at most one step and at most the coordinate's share of the second bound). u has 16 random bits, at
-    midpoints: rounding probabilities are exact to 2^-17, so |E Q(v) - v| <= 2^-17 sqrt(m) 2^-(b-1) |v| apart from
-    saturation, at most 2^-17 |v| wherever omega^2 < 1.
+    +2^(b-1), saturates. omega^2 = min(m / 4^(b-1), sqrt(m) / 2^(b-1)) for buckets of m coordinates holds with
+    saturation too: its error is at most one step, and at most the coordinate's share in the second bound.
+    u has 16 random bits, at midpoints: rounding probabilities are exact to 2^-17, so apart from saturation
+    |E Q(v) - v| <= 2^-17 sqrt(m) 2^-(b-1) |v|, which is at most 2^-17 |v| wherever omega^2 <= 1.
     """
 
     bits: int

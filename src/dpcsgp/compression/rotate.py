@@ -1,11 +1,12 @@
 """Rotate with public random signs and Walsh-Hadamard transforms, then quantise: the same error for every vector.
 
-A vector is laid out as a matrix of n rows and m columns and every column is rotated on its own: random signs and a
-Walsh-Hadamard transform of the first L rows, then the same with fresh signs for the last L rows, where L is the power of
-two that makes n - L small. Two overlapping windows serve any d with fewer than m padded coordinates, and the second round
-makes sparse vectors Gaussian too (one round turns a one-hot vector into a flat one). Where the windows overlap less, four
-rounds are made. Rotated coordinates are close to Gaussian whatever the vector was, so the best scalar quantiser of a
-Gaussian and its error apply: Q(v) = gain v + noise with gain (1 - gain) |v|^2 of noise.
+A vector is laid out as a matrix of n rows and m columns, and every column is rotated on its own by rounds of random
+signs and a Walsh-Hadamard transform of L rows, a power of two. One round turns a dense vector into a Gaussian one but a
+one-hot vector into a flat one; after a second round all are Gaussian. Any d is served with little waste: either the
+columns are padded to n = L, or n is up to a third larger than L and the rounds alternate between the first L and the
+last L rows (three or four rounds, so that all rows mix). Rotated coordinates are close to Gaussian whatever the vector
+was, so the best scalar quantiser of a Gaussian and its error apply: Q(v) = gain v + noise, with noise of energy
+gain (1 - gain) |v|^2.
 
 All arithmetic on the way is additions of pairs and products in a fixed order, so neither the number of threads nor that
 of hosted nodes changes a bit.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import final
@@ -37,27 +39,33 @@ from dpcsgp.compression.base import (
     write_floats,
 )
 from dpcsgp.compression.gaussian import lloyd_max
-from dpcsgp.compression.packing import pack, packed_bytes, unpack
-from dpcsgp.compression.quantize import SIGNS_OF_BYTE
+from dpcsgp.compression.packing import SIGNS_OF_BYTE, pack, packed_bytes, unpack
 from dpcsgp.errors import ConfigError
 from dpcsgp.randomness import PublicRandomness
 
-_PANEL = (
-    2**20
-)  # longer vectors are cut into panels of at most this many coordinates, which stay in the last-level cache
-_BATCH = 2**17  # short vectors are rotated together up to about this many coordinates
-_LONGEST = 4096
+# Longer vectors are cut into panels of at most this many coordinates, which stay in the last-level cache.
+_PANEL = 2**20
+# Short vectors are rotated together up to about this many coordinates, which saves calls.
+_BATCH = 2**17
+# Window lengths to choose from; shorter columns are too far from Gaussian.
+_LENGTHS = (4096, 2048, 1024, 512, 256, 128, 64, 32)
+# The first of two rounds spreads a coordinate over this many rows only: sums of so many signs are Gaussian enough for
+# the cells of the quantiser.
+_FIRST_SPREAD = {1: 128, 2: 128, 3: 1024, 4: 1024}
 
 
 @final
 @dataclass(frozen=True)
 class RotationPlan:
-    """Say how d coordinates are laid out and rotated: `rows` x `columns`, windows of `length` rows, `rounds` windows."""
+    """Say how d coordinates are laid out (`rows` x `columns`) and rotated (windows of `length` rows).
+
+    `spreads` has one entry per round: over how many rows it spreads a coordinate.
+    """
 
     rows: int
     columns: int
     length: int
-    rounds: int
+    spreads: tuple[int, ...]
 
     @property
     def width(self) -> int:
@@ -69,67 +77,83 @@ class RotationPlan:
         """Return the random bytes that the signs of one round take."""
         return packed_bytes(self.length * self.columns, 1)
 
-    def windows(self) -> Iterator[tuple[int, slice]]:
-        """Yield (round, flat range of coordinates) in the order of the forward rotation."""
-        last = (self.rows - self.length) * self.columns
-        for index in range(self.rounds):
-            start = last if index % 2 else 0
-            yield index, slice(start, start + self.length * self.columns)
+    def windows(self) -> list[tuple[slice, int]]:
+        """Return (flat range of coordinates, spread) of each round: the first rows and the last rows in turn."""
+        size, last = self.length * self.columns, (self.rows - self.length) * self.columns
+        starts = [last if index % 2 else 0 for index in range(len(self.spreads))]
+        return [(slice(start, start + size), spread) for start, spread in zip(starts, self.spreads, strict=True)]
 
 
 @cache
-def plan_rotation(dim: int) -> RotationPlan:
-    """Choose the layout: long windows (few scales) whose overlap leaves few rows outside.
+def plan_rotation(dim: int, bits: int) -> RotationPlan:
+    """Choose the layout with the fewest bits on the wire, where every round beyond two weighs like one per cent.
 
-    >>> plan_rotation(101_770)
-    RotationPlan(rows=2077, columns=49, length=2048, rounds=2)
+    >>> plan_rotation(1000, bits=1)
+    RotationPlan(rows=1024, columns=1, length=1024, spreads=(128, 1024))
+    >>> plan_rotation(650, bits=1)
+    RotationPlan(rows=650, columns=1, length=512, spreads=(512, 512, 512, 512))
     """
-    longest = min(_LONGEST, 1 << (dim.bit_length() - 1))
-    for length in (4096, 2048, 1024):
-        if length <= longest and 32 * (-(-dim // (dim // length)) - length) <= length:
-            return _plan(dim, length, rounds=2)
-    length = longest
-    while 4 * (-(-dim // (dim // length)) - length) > -(-dim // (dim // length)):
-        length //= 2
-    return _plan(dim, length, rounds=4)
+
+    def price(plan: RotationPlan) -> float:
+        return (32 * plan.columns + bits * plan.width) * (1 + 0.01 * (len(plan.spreads) - 2))
+
+    return min(_candidate_plans(dim, bits), key=price)
 
 
-def _plan(dim: int, length: int, rounds: int) -> RotationPlan:
-    columns = dim // length
-    return RotationPlan(-(-dim // columns), columns, length, rounds)
+def _candidate_plans(dim: int, bits: int) -> Iterator[RotationPlan]:
+    for length in _LENGTHS:
+        yield RotationPlan(length, -(-dim // length), length, (min(_FIRST_SPREAD[bits], length), length))
+        columns = dim // length
+        if columns and 3 * (excess := -(-dim // columns) - length) <= length:
+            num_rounds = 3 if 32 * excess <= length else 4
+            yield RotationPlan(length + excess, columns, length, (length,) * num_rounds)
 
 
 def rotate(x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, step: int, start: int = 0) -> None:
-    """Rotate the rows in place: for each window x <- H (signs * x) / sqrt(length); `start` names the panel's streams."""
-    for index, window in plan.windows():
-        x_RW[:, window] *= _signs(plan, random, step, f"{start}/{index}")
-        _hadamard(x_RW[:, window], plan)
+    """Rotate in place, window by window: x <- H (signs * x) / sqrt(spread). `start` names the panel's streams."""
+    for index, (window, spread) in enumerate(plan.windows()):
+        x_RW[:, window] *= _signs(plan, spread, random, f"{start}/{index}", step)
+        _hadamard(x_RW[:, window], plan, spread)
 
 
 def rotate_back(x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, step: int, start: int = 0) -> None:
-    """Undo `rotate` in place: windows in reverse order, x <- signs * (H x) / sqrt(length)."""
-    for index, window in reversed(list(plan.windows())):
-        _hadamard(x_RW[:, window], plan)
-        x_RW[:, window] *= _signs(plan, random, step, f"{start}/{index}")
+    """Undo `rotate` in place: windows in reverse order, x <- signs * (H x) / sqrt(spread)."""
+    for index, (window, spread) in reversed(list(enumerate(plan.windows()))):
+        _hadamard(x_RW[:, window], plan, spread)
+        x_RW[:, window] *= _signs(plan, spread, random, f"{start}/{index}", step)
 
 
-def _signs(plan: RotationPlan, random: PublicRandomness, step: int, name: str) -> np.ndarray:
-    """Return float32 (R, length * columns): +-1 / sqrt(length) from the public streams of the rows' nodes."""
+def _signs(plan: RotationPlan, spread: int, random: PublicRandomness, name: str, step: int) -> np.ndarray:
+    """Return float32 (R, length * columns): +-1 / sqrt(spread) from the public streams of the rows' nodes."""
     bytes_RB = random.bytes(f"compression/rotation/{name}", step, plan.sign_bytes)
-    table = SIGNS_OF_BYTE * np.float32(1 / math.sqrt(plan.length))
+    table = SIGNS_OF_BYTE * np.float32(1 / math.sqrt(spread))
     return np.take(table, bytes_RB, axis=0).reshape(len(bytes_RB), -1)[:, : plan.length * plan.columns]
 
 
-def _hadamard(x_RW: np.ndarray, plan: RotationPlan) -> None:
-    """Transform the columns of (length, columns) blocks in place by butterflies (a, b) <- (a + b, a - b)."""
-    x = torch.from_numpy(x_RW)
-    num_rows, half = x.shape[0], 1
-    while half < plan.length:
-        pairs = x.view(num_rows, -1, 2, half * plan.columns)
-        upper, lower = pairs[:, :, 0], pairs[:, :, 1]
-        upper += lower
-        torch.sub(upper, lower, alpha=2, out=lower)  # a + b - 2 b: in place, twice as fast as a second buffer
-        half *= 2
+def _hadamard(x_RW: np.ndarray, plan: RotationPlan, spread: int) -> None:
+    """Transform the columns of (length, columns) blocks in place by butterflies (a, b) <- (a + b, a - b).
+
+    `spread` < length makes only the outer butterflies: each coordinate reaches `spread` evenly spaced rows.
+    """
+    x, half = torch.from_numpy(x_RW), plan.length // spread
+    with _one_thread():
+        while half < plan.length:
+            pairs = x.view(x.shape[0], -1, 2, half * plan.columns)
+            upper, lower = pairs[:, :, 0], pairs[:, :, 1]
+            upper += lower
+            torch.sub(upper, lower, alpha=2, out=lower)  # (a + b) - 2 b: in place, faster than with a second buffer
+            half *= 2
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run torch in this thread alone: the pieces are small, and on a busy machine waking threads takes milliseconds."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @final
@@ -138,9 +162,10 @@ class RotatedQuantizer:
     """Rotate, quantise to the 2^b best levels for a Gaussian with one least-squares scale per column, rotate back.
 
     gain = 1 - D(b) with D(b) the smallest mean squared error of b bits for N(0, 1): 2 / pi for one bit (signs and mean
-    magnitudes). The scale projects the vector onto its levels, so |Q(v)|^2 = <Q(v), v>: noise = gain (1 - gain),
-    omega^2 = 1 - gain, and |Q(v) - v| <= |v| holds for every single message. A fresh rotation is drawn for each sender
-    and step. For vectors shorter than about a hundred coordinates the law is approximate.
+    magnitudes). The scale projects the vector onto its levels, so |Q(v)|^2 = <Q(v), v> before padding is dropped:
+    noise = gain (1 - gain) at most, omega^2 = 1 - gain, and |Q(v) - v| <= |v| holds for every single message. A fresh
+    rotation is drawn for each sender and step. The law is that of long columns; vectors below about a hundred
+    coordinates (five hundred for b > 2) are off by some per cent.
     """
 
     bits: int
@@ -157,15 +182,17 @@ class RotatedQuantizer:
         return sum(self._panel_bytes(stop - start) for start, stop in _panels(dim))
 
     def paper_bits(self, dim: int) -> int:
-        plans = [plan_rotation(stop - start) for start, stop in _panels(dim)]
+        plans = [plan_rotation(stop - start, self.bits) for start, stop in _panels(dim)]
         return sum(32 * plan.columns + self.bits * plan.width for plan in plans)
 
     def omega_squared(self, dim: int) -> float:
         return 1.0 - lloyd_max(self.bits).gain
 
     def moments(self, dim: int) -> Moments:
+        """Return the law for every vector; the noise on padded coordinates is not received and not counted."""
         gain = lloyd_max(self.bits).gain
-        return Moments(gain=gain, noise=gain * (1.0 - gain))
+        width = sum(plan_rotation(stop - start, self.bits).width for start, stop in _panels(dim))
+        return Moments(gain=gain, noise=gain * (1.0 - gain) * dim / width)
 
     def encode(self, x_ND: Tensor, random: PublicRandomness, step: int) -> Tensor:
         rows_ND = input_rows(x_ND, random)
@@ -193,13 +220,13 @@ class RotatedQuantizer:
         return torch.from_numpy(x_SD)
 
     def _panel_bytes(self, dim: int) -> int:
-        plan = plan_rotation(dim)
+        plan = plan_rotation(dim, self.bits)
         return 4 * plan.columns + packed_bytes(plan.width, self.bits)
 
     def _encode_panel(
         self, x_RD: np.ndarray, random: PublicRandomness, step: int, start: int, wire_RB: np.ndarray
     ) -> None:
-        plan = plan_rotation(x_RD.shape[1])
+        plan = plan_rotation(x_RD.shape[1], self.bits)
         rotated_RW = np.zeros((x_RD.shape[0], plan.width), dtype=np.float32)
         exponents = [_exponent(row_D, node, step) for row_D, node in zip(x_RD, random.nodes, strict=True)]
         for row_D, out_W, exponent in zip(x_RD, rotated_RW, exponents, strict=True):
@@ -213,7 +240,7 @@ class RotatedQuantizer:
             wire_RB[row, 4 * plan.columns :] = pack(symbols_RW[row], self.bits)
 
     def _quantize(self, z_RnM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return symbols (R, W), the sign in the highest bit, and least-squares scales <levels, z> / |levels|^2 (R, M)."""
+        """Return symbols (R, W), sign in the highest bit, and least-squares scales <levels, z> / |levels|^2 (R, M)."""
         negative_RnM = z_RnM < 0
         num_rows, rows, _ = z_RnM.shape
         magnitude_RnM = np.abs(z_RnM, out=z_RnM)
@@ -232,7 +259,7 @@ class RotatedQuantizer:
     def _decode_panel(
         self, wire_RB: np.ndarray, random: PublicRandomness, step: int, start: int, x_RD: np.ndarray
     ) -> None:
-        plan = plan_rotation(x_RD.shape[1])
+        plan = plan_rotation(x_RD.shape[1], self.bits)
         rotated_RW = np.empty((x_RD.shape[0], plan.width), dtype=np.float32)
         for wire_B, out_W in zip(wire_RB, rotated_RW, strict=True):
             out_W[:] = self._levels(wire_B[4 * plan.columns :], plan.width)
@@ -278,8 +305,8 @@ def _exponent(row_D: np.ndarray, node: int, step: int) -> int:
 
 
 def _panels(dim: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of equal contiguous parts of at most _PANEL coordinates."""
-    size = -(-dim // -(-dim // _PANEL))
+    """Return (start, stop) of contiguous parts of at most _PANEL coordinates; all but the last need no padding."""
+    size = -(-dim // -(-dim // _PANEL) // _LENGTHS[0]) * _LENGTHS[0]
     return [(start, min(start + size, dim)) for start in range(0, dim, size)]
 
 

@@ -1,9 +1,9 @@
 """Send everything, a random part, or the largest entries.
 
 `RandomSubset` is the paper's rand_a: floor(a d) coordinates as float32, not rescaled, at positions that every receiver
-rebuilds from the sender's public stream. `LargestEntries` (top-k) has to send its positions; a sorted list of k out of d
-positions is written in Elias-Fano form (low bits packed, high bits as a unary bit string) or as a bitmap, whichever is
-smaller, and both sizes follow from k and d alone.
+rebuilds from the sender's public stream. `LargestEntries` (top-k) has to send its positions; a sorted list of k out of
+d positions is written in Elias-Fano form (low bits packed, high bits as a unary bit string) or as a bitmap, whichever
+is smaller, and both sizes follow from k and d alone.
 
 Legend: N hosted nodes, S senders heard, D coordinates, B bytes, K kept coordinates.
 Reference: P. Elias, Efficient storage and retrieval by content and address of static files, J. ACM 21(2), 1974.
@@ -58,7 +58,8 @@ class Identity:
         rows_SB = wire_rows(wire_SB, self.num_bytes(dim), random, step)
         x_SD = np.empty((rows_SB.shape[0], dim), dtype=np.float32)
         for node, wire_B, row_D in zip(random.nodes, rows_SB, x_SD, strict=True):
-            row_D[:] = read_floats(wire_B, node, step)
+            row_D[:] = wire_B.view("<f4")
+            require_finite(row_D, node, step)
         return torch.from_numpy(x_SD)
 
 
@@ -209,7 +210,7 @@ def _draw_members(
 
 
 def _spread(values_K: np.ndarray, mask_D: np.ndarray, row_D: np.ndarray) -> None:
-    """Write the values to the coordinates where the mask is set, tile by tile (short lists of positions stay cached)."""
+    """Write the values where the mask is set, tile by tile (short lists of positions stay in the cache)."""
     start = 0
     for first in range(0, mask_D.size, TILE):
         positions = np.flatnonzero(mask_D[first : first + TILE])
@@ -222,9 +223,10 @@ def _largest(row_D: np.ndarray, num_kept: int) -> np.ndarray:
     magnitude_D = row_D.view(np.int32) & np.int32(0x7FFFFFFF)  # float32 magnitudes sort like their bits
     rank = row_D.size - num_kept
     smallest_kept = np.partition(magnitude_D, rank)[rank]
-    above = np.flatnonzero(magnitude_D > smallest_kept)
-    equal = np.flatnonzero(magnitude_D == smallest_kept)[: num_kept - above.size]
-    return np.sort(np.concatenate([above, equal]))
+    kept_D = magnitude_D > smallest_kept
+    equal = np.flatnonzero(magnitude_D == smallest_kept)
+    kept_D[equal[: num_kept - np.count_nonzero(kept_D)]] = True
+    return np.flatnonzero(kept_D)
 
 
 def positions_bytes(dim: int, count: int) -> int:

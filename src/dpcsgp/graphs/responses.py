@@ -149,7 +149,10 @@ class ModalEnergies:
 @final
 @dataclass(frozen=True, eq=False)
 class SteppedEnergies:
-    """Sum energies by walking the recursion until a block of steps adds less than `tolerance` of the total."""
+    """Sum energies by walking the recursion; what follows the last block of steps is added as a geometric series.
+
+    The walk ends when two blocks in a row move that estimate by less than `tolerance` of it.
+    """
 
     weights: Any  # (N, N), sparse where that is faster
     stationary_N: np.ndarray
@@ -158,16 +161,20 @@ class SteppedEnergies:
     block: int = 16
 
     def of(self, response: Response, recursion: GossipRecursion, level: float) -> np.ndarray:
-        """Return the energy as an (N, N) array; the rest beyond the last block is added as a geometric series."""
+        """Return the energy as an (N, N) array."""
         terms = self._walk(response, recursion, level)
-        total_NN, added = next(terms) ** 2, np.inf
+        total_NN = next(terms) ** 2
+        block_NN, added, estimate, settled, rest = total_NN, np.inf, np.inf, 0, 0.0
         for _ in range(self.max_steps // self.block):
             block_NN = sum(next(terms) ** 2 for _ in range(self.block))
             total_NN += block_NN
             ratio, added = float(block_NN.sum()) / added, float(block_NN.sum())
-            if not np.isfinite(added) or added <= self.tolerance * float(total_NN.sum()):
+            rest = ratio / (1.0 - ratio) if ratio < 1.0 else 0.0
+            previous, estimate = estimate, float(total_NN.sum()) + rest * added
+            settled = settled + 1 if abs(estimate - previous) <= self.tolerance * estimate else 0
+            if settled == 2 or not np.isfinite(estimate):
                 break
-        return total_NN + block_NN * (ratio / (1.0 - ratio)) if ratio < 1.0 else total_NN
+        return total_NN + rest * block_NN
 
     def _walk(self, response: Response, recursion: GossipRecursion, level: float) -> Iterator[np.ndarray]:
         """Yield p_k(B) level^(-k/2) for k = 1, 2, ..."""
@@ -248,7 +255,8 @@ def stepped_energies(topology: Topology, tolerance: float = 1e-7) -> SteppedEner
     weights_NN = topology.weights.astype(kind)
     sparse_enough = np.count_nonzero(weights_NN) < 0.05 * weights_NN.size
     phi_N = stationary(topology).astype(kind)
-    return SteppedEnergies(sparse.csr_matrix(weights_NN) if sparse_enough else weights_NN, phi_N, tolerance)
+    max_steps = int(min(20_000, 3e9 / topology.num_nodes**2))
+    return SteppedEnergies(sparse.csr_matrix(weights_NN) if sparse_enough else weights_NN, phi_N, tolerance, max_steps)
 
 
 def _symmetrized(topology: Topology) -> np.ndarray | None:

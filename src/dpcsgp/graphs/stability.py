@@ -17,8 +17,9 @@ Legend: N nodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -81,7 +82,7 @@ def second_eigenvalue(topology: Topology) -> float:
     """Return |lambda_2(A)|, the decay per round of exact push-sum; 0 for a single node."""
     values_N = eigenvalues(topology)
     others = np.delete(values_N, int(np.argmin(np.abs(values_N - 1.0))))
-    return float(np.abs(others).max()) if len(others) else 0.0
+    return float(np.abs(others).max(initial=0.0))
 
 
 @final
@@ -164,24 +165,37 @@ class GossipMoments:
         return float(np.log(self._loop_gain(float(np.exp(log_level)))))
 
     def _noisy_radius(self) -> float:
-        """Solve log(spectral radius of K(level)) = 0; it falls with log(level), by one or more per unit."""
+        """Solve log(spectral radius of K(level)) = 0 for log(level), above the pole of K at the decay without noise."""
+        floor = float(np.log(max(self.linear_radius**2, self.noise * _perron_root(self._first_noise_to_error**2))))
         tolerance = 1e-10 if self._closed_form else 2e-4
-        low = np.log(max(self.linear_radius**2, self.noise * _perron_root(self._first_noise_to_error**2))) + tolerance
-        start = max(low, 0.0)
-        at_start = self._log_loop_gain(start)
-        if at_start > 0.0:
-            low, high = start, start + at_start + tolerance
-        elif start == low or self._log_loop_gain(low) <= 0.0:
-            return float(np.exp(low / 2.0))
-        else:
-            high = start
-        return float(np.exp(0.5 * float(np.real(brentq(self._log_loop_gain, low, high, xtol=tolerance)))))
+        high = max(floor + 100.0 * tolerance, 0.0)
+        return float(np.exp(0.5 * _falling_root(self._log_loop_gain, floor, high, tolerance)))
 
     @property
     def _first_noise_to_error(self) -> np.ndarray:
         """Return rate (A - I) - I, the first response: K(level) >= noise / level times its entrywise square."""
         identity_NN = np.eye(self.topology.num_nodes)
         return self.mixing_rate * (self.topology.weights - identity_NN) - identity_NN
+
+
+def _falling_root(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
+    """Return the root above `low` of a convex function that falls by at least one per unit; `low` may be a pole.
+
+    The value at a point bounds the way from there to the root. Near the pole the function is slow to compute, so the
+    search comes down from `high` and goes there only if need be.
+    """
+    function = cache(function)
+    value = function(high)
+    if value > 0.0:
+        low, high = high, high + value + tolerance
+    else:
+        low = max(low, high + value - tolerance)
+        while high - low > tolerance and function(low + 0.25 * (high - low)) <= 0.0:
+            high = low + 0.25 * (high - low)
+        if high - low <= tolerance:
+            return low
+        low = low + 0.25 * (high - low)
+    return float(brentq(function, low, high, xtol=tolerance))  # pyright: ignore[reportArgumentType]
 
 
 def _perron_root(matrix_NN: np.ndarray) -> float:

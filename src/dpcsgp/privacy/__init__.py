@@ -11,7 +11,7 @@ from dpcsgp.privacy.accounting import (
 )
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping import ClippingEngine, clipping_engine
-from dpcsgp.privacy.ledger import Ledger, LedgerBook, read_ledgers
+from dpcsgp.privacy.ledger import Ledger, LedgerBook, read_ledgers, releases_by_node
 from dpcsgp.privacy.mechanism import GaussianMechanism
 
 __all__ = [
@@ -28,5 +28,6 @@ __all__ = [
     "neighbouring_relation",
     "paper_noise_multiplier",
     "read_ledgers",
+    "releases_by_node",
     "releases_within",
 ]

@@ -48,9 +48,9 @@ def check_delta(delta: float) -> None:
 
 
 def check_steps(steps: int) -> None:
-    """Refuse a number of releases that is not a whole number of at least 0."""
-    if isinstance(steps, bool) or steps != int(steps) or steps < 0:
-        raise ConfigError(f"algorithm.steps = {steps}: expected a whole number of at least 0")
+    """Refuse a number of releases that is not a whole number from 0 to 10^9."""
+    if isinstance(steps, bool) or not 0 <= steps <= 10**9 or steps != int(steps):
+        raise ConfigError(f"algorithm.steps = {steps}: expected a whole number from 0 to 10^9")
 
 
 @dataclass(frozen=True)

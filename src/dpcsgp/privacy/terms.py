@@ -23,41 +23,30 @@ from torch import Tensor
 # and passing once over one element of a tensor that does not stay in cache.
 WRITE_COST: Final = 128
 PASS_COST: Final = 8
-_SCRATCH_FLOATS: Final = 2**22
+SCRATCH_FLOATS = 2**22  # scratch memory for intermediate results
+CACHED_FLOATS: Final = 2**19  # scratch memory that stays in cache and is handed out again without page faults
 _KEEP_RATIO: Final = 4
-
-
-@final
-@dataclass(frozen=True)
-class ClipFactors:
-    """How much of each example's gradient counts: `factors_E`, and `dropped`, the indices whose factor is zero.
-
-    Dropped examples may hold NaN or infinity, which a factor of zero would not remove: they are overwritten instead.
-    """
-
-    factors_E: Tensor
-    dropped: Tensor
-
-    @classmethod
-    def of(cls, norm_squared_E: Tensor, clip_norm: float) -> ClipFactors:
-        """Return min(1, clip_norm / |g_e|), and zero where |g_e|^2 is not finite."""
-        factors_E = clip_factors(norm_squared_E, clip_norm)
-        return cls(factors_E, (factors_E == 0).nonzero().squeeze(1))
-
-    def scale(self, gradient: Tensor) -> Tensor:
-        """Return the gradient (E, ...) times its factors, exactly zero for dropped examples."""
-        scaled = gradient * self.factors_E.view(-1, *[1] * (gradient.dim() - 1))
-        return scaled.index_fill_(0, self.dropped, 0.0)
-
-    def clean(self, values: Tensor) -> Tensor:
-        """Return a copy of (E, ...) with dropped examples set to zero."""
-        return values.index_fill(0, self.dropped, 0.0)
 
 
 def clip_factors(norm_squared: Tensor, clip_norm: float) -> Tensor:
     """Return min(1, clip_norm / |g|) elementwise, zero where |g|^2 is not finite (no branch on the data)."""
     factors = (clip_norm / norm_squared.clamp_min(0.0).sqrt()).clamp_max(1.0)
-    return torch.where(norm_squared.isfinite(), factors, torch.zeros_like(factors))
+    return torch.where(norm_squared.isfinite(), factors, 0.0)
+
+
+def finite(values: Tensor) -> Tensor:
+    """Return a copy with NaN and infinity set to zero.
+
+    An example with a finite norm holds only finite values, so this touches nothing but examples whose factor is zero;
+    the factor alone would not remove them, since 0 x NaN is NaN.
+    """
+    return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def scaled(gradient: Tensor, factors_E: Tensor) -> Tensor:
+    """Return factor_e gradient_e for a tensor (E, ...), exactly zero where the factor is."""
+    product = gradient * factors_E.view(-1, *[1] * (gradient.dim() - 1))
+    return product.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 class Term(Protocol):
@@ -71,16 +60,16 @@ class Term(Protocol):
         """Return the gradients of some examples in full: (rows, P)."""
         ...
 
-    def weighted_sum(self, factors: ClipFactors) -> Tensor:
+    def weighted_sum(self, factors_E: Tensor) -> Tensor:
         """Return sum_e factor_e g_e: (P,)."""
         ...
 
 
-def slices(num_examples: int, floats_per_example: int) -> Iterator[slice]:
-    """Cut the examples into runs that need at most a fixed number of floats of scratch memory."""
-    step = max(1, _SCRATCH_FLOATS // max(1, floats_per_example))
-    for start in range(0, num_examples, step):
-        yield slice(start, min(start + step, num_examples))
+def slices(length: int, floats_each: int, limit: int | None = None) -> Iterator[slice]:
+    """Cut an axis into runs that need at most `limit` floats of scratch memory (but at least one element each)."""
+    step = max(1, (limit or SCRATCH_FLOATS) // max(1, floats_each))
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
 
 
 def worth_keeping(num_coordinates: int, activations_per_example: int) -> bool:
@@ -101,9 +90,8 @@ class ExplicitTerm:
     def explicit(self, rows: slice) -> Tensor:
         return self.gradient_EP[rows]
 
-    def weighted_sum(self, factors: ClipFactors) -> Tensor:
-        # In place: the gradients are this term's own, and summing them is their last use.
-        return factors.factors_E @ self.gradient_EP.index_fill_(0, factors.dropped, 0.0)
+    def weighted_sum(self, factors_E: Tensor) -> Tensor:
+        return factors_E @ finite(self.gradient_EP)
 
 
 @final
@@ -135,9 +123,9 @@ class OuterTerm:
     def explicit(self, rows: slice) -> Tensor:
         return (self.delta_ETO[rows].mT @ self.inputs_ETI[rows]).flatten(1)
 
-    def weighted_sum(self, factors: ClipFactors) -> Tensor:
-        scaled, inputs = factors.scale(self.delta_ETO), factors.clean(self.inputs_ETI)
-        return (scaled.flatten(0, 1).mT @ inputs.flatten(0, 1)).flatten()
+    def weighted_sum(self, factors_E: Tensor) -> Tensor:
+        delta, inputs = scaled(self.delta_ETO, factors_E), finite(self.inputs_ETI)
+        return (delta.flatten(0, 1).mT @ inputs.flatten(0, 1)).flatten()
 
 
 def prefers_gram(length: int, width: int, height: int) -> bool:
@@ -178,10 +166,10 @@ class LookupTerm:
         table = delta.new_zeros(len(indices), self.num_rows, delta.shape[2])
         return table.scatter_add_(1, indices[:, :, None].expand_as(delta), delta).flatten(1)
 
-    def weighted_sum(self, factors: ClipFactors) -> Tensor:
-        scaled = factors.scale(self.delta_ETO).flatten(0, 1)
-        table = scaled.new_zeros(self.num_rows, scaled.shape[1])
-        return table.index_add_(0, self.indices_ET.flatten(), scaled).flatten()
+    def weighted_sum(self, factors_E: Tensor) -> Tensor:
+        delta = scaled(self.delta_ETO, factors_E).flatten(0, 1)
+        table = delta.new_zeros(self.num_rows, delta.shape[1])
+        return table.index_add_(0, self.indices_ET.flatten(), delta).flatten()
 
 
 @final
@@ -200,8 +188,8 @@ class SumTerm:
     def explicit(self, rows: slice) -> Tensor:
         return torch.stack([term.explicit(rows) for term in self.terms]).sum(dim=0)
 
-    def weighted_sum(self, factors: ClipFactors) -> Tensor:
-        return torch.stack([term.weighted_sum(factors) for term in self.terms]).sum(dim=0)
+    def weighted_sum(self, factors_E: Tensor) -> Tensor:
+        return torch.stack([term.weighted_sum(factors_E) for term in self.terms]).sum(dim=0)
 
 
 def merge(terms: Sequence[Term], num_examples: int, num_coordinates: int) -> Term:

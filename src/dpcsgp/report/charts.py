@@ -21,10 +21,11 @@ from dpcsgp.report.palette import GRID, INK, colour, marker
 from dpcsgp.report.results import Floats, RunResults, node_values
 from dpcsgp.report.svg import inline_svg
 
-WIDTH, HEIGHT = 420 / 72, 268 / 72  # inches of 72 points: small enough that text stays readable on a phone
+WIDTH, HEIGHT = 360 / 72, 244 / 72  # inches of 72 points: small enough that text stays readable on a phone
 DETAILED_RUNS = 4  # beyond this, bands and average models would hide one another
-LOG_RATIO = 30.0  # a wider range than this needs a logarithmic axis
-STYLE: dict[str, Any] = {
+LOG_RATIO = 20.0  # a wider range than this needs a logarithmic axis
+ROUND = [1, 2, 2.5, 5, 10]  # steps between ticks that a reader can count in
+STYLE: Any = {
     "font.size": 10.5,
     "text.color": INK,
     "text.parse_math": False,
@@ -89,6 +90,7 @@ def _draw(key: str, xlabel: str, ylabel: str, description: str, draw: Draw) -> s
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         axes = figure.add_subplot()
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
         axes.set_title(ylabel)  # lies over the axis: a turned label would cost a phone a tenth of its width
         axes.set_xlabel(xlabel)
         draw(axes)
@@ -103,8 +105,8 @@ def _score_against_steps(runs: Sequence[RunResults], metric: str) -> Chart:
             _score_curve(axes, index, run, metric, run.column("step"), len(runs) <= DETAILED_RUNS)
             if run.text("algorithm") == "local":
                 _level(axes, index, scale * run.column(f"{metric}_node_mean")[-1])
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        _name_last_value(axes, runs, metric)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
+        _name_last_value(axes, runs, metric, runs[0].column("step")[-1])
 
     caption = "Mean over the nodes after each evaluation, on public test data. "
     caption += "The last point includes the rounds of pure averaging, if there were any."
@@ -133,9 +135,9 @@ def _score_against_megabytes(runs: Sequence[RunResults], metric: str) -> Chart:
             axes.set_xscale("log")
             _plain_log_ticks(axes.xaxis)
         else:
-            axes.xaxis.set_major_locator(MaxNLocator(6))
+            axes.xaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value)))
-        _name_last_value(axes, runs, metric)
+        _name_last_value(axes, runs, metric, runs[0].column("bytes_per_edge")[-1] / 1e6)
 
     caption = "Bytes are counted when frames are sent, headers included; 1 MB = 1,000,000 bytes. "
     if any(run.sends_nothing for run in runs):
@@ -151,17 +153,15 @@ def _score_of_nodes(runs: Sequence[RunResults], metric: str) -> Chart:
     def draw(axes: Axes) -> None:
         for index, run in enumerate(runs):
             values = scale * node_values(run.last, f"{metric}_nodes")
-            places = index + 1 + (np.linspace(-0.32, 0.32, values.size) if values.size > 1 else np.zeros(1))
-            style = {"color": colour(index), "gid": f"run-{index + 1}"}
-            axes.plot([index + 0.6, index + 1.4], [values.mean()] * 2, linewidth=1.6, **style)
-            axes.plot(places, values, linestyle="none", marker=marker(index), alpha=0.85, markeredgewidth=0, **style)
+            places = index + 1 + (np.linspace(-0.3, 0.3, values.size) if values.size > 1 else np.zeros(1))
+            style: dict[str, Any] = {"color": colour(index), "gid": f"run-{index + 1}"}
+            axes.plot([index + 0.62, index + 1.38], [values.mean()] * 2, linewidth=1.4, **style)
+            axes.plot(places, values, linestyle="none", marker=marker(index), markersize=6 if alone else 4.5, **style)
             if alone:
                 _label_nodes(axes, places, run.last.get("nodes"))
-        axes.set_xlim(0.5, len(runs) + 0.5)
+        axes.set_xlim(0.6, len(runs) + 0.4)
         if not alone:
-            every = math.ceil(len(runs) / 16)
-            axes.set_xticks(range(1, len(runs) + 1, every))
-        axes.yaxis.set_major_locator(MaxNLocator(6))
+            axes.set_xticks(range(1, len(runs) + 1, math.ceil(len(runs) / 16)))
 
     caption = "Each mark is one node's own model at the end; the line is their mean. A low mark is a node left behind."
     svg = _draw(
@@ -189,7 +189,7 @@ def _epsilon_against_steps(runs: Sequence[RunResults]) -> Chart:
             _curve(axes, index, run.column("step"), y)
             if math.isfinite(claim):
                 _level(axes, index, claim)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
         if logarithmic:
             axes.set_yscale("log")
             _plain_log_ticks(axes.yaxis)
@@ -204,18 +204,21 @@ def _epsilon_against_steps(runs: Sequence[RunResults]) -> Chart:
 def _disagreement_against_steps(runs: Sequence[RunResults]) -> Chart:
     title = "Disagreement between nodes"
     curves = [run.column("disagreement") for run in runs]
-    curves = [np.where(np.isfinite(curve) & (curve > 0), curve, math.nan) for curve in curves]
-    if all(np.isnan(curve).all() for curve in curves):
-        return Chart(
-            "disagreement", title, "Nothing to draw: there is one node only, or the distance was not recorded."
-        )
+    known = np.concatenate([curve[np.isfinite(curve) & (curve > 0)] for curve in curves])
+    if not known.size:
+        caption = "Nothing to draw: there is one node only, or the distance was not recorded."
+        return Chart("disagreement", title, caption)
+    logarithmic = known.max() / known.min() > LOG_RATIO
 
     def draw(axes: Axes) -> None:
         for index, (run, curve) in enumerate(zip(runs, curves, strict=True)):
-            _curve(axes, index, run.column("step"), curve)
-        axes.set_yscale("log")
-        _plain_log_ticks(axes.yaxis)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            _curve(axes, index, run.column("step"), np.where((curve > 0) | (not logarithmic), curve, math.nan))
+        if logarithmic:
+            axes.set_yscale("log")
+            _plain_log_ticks(axes.yaxis)
+        else:
+            axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
 
     caption = "Root mean square distance of the nodes' models from their mean. It must not grow without end: that is divergence."
     svg = _draw("disagreement", "gradient steps", "distance (parameter units)", "Disagreement against steps.", draw)
@@ -235,7 +238,7 @@ def _score_curve(axes: Axes, index: int, run: RunResults, metric: str, x: Floats
 
 
 def _curve(axes: Axes, index: int, x: Floats, y: Floats) -> None:
-    style = {"color": colour(index), "gid": f"run-{index + 1}", "marker": marker(index)}
+    style: dict[str, Any] = {"color": colour(index), "gid": f"run-{index + 1}", "marker": marker(index)}
     axes.plot(x, np.where(np.isfinite(y), y, math.nan), markevery=max(1, len(x) // 10), markeredgewidth=0, **style)
 
 
@@ -250,17 +253,13 @@ def _level(axes: Axes, index: int, y: float, shown: bool = False) -> None:
         axes.axhline(y, linestyle=":", linewidth=width, color=colour(index), gid=f"run-{index + 1}")
 
 
-def _name_last_value(axes: Axes, runs: Sequence[RunResults], metric: str) -> None:
+def _name_last_value(axes: Axes, runs: Sequence[RunResults], metric: str, x: float) -> None:
     """Write the final value beside the curve of a run that is alone."""
-    if len(runs) > 1:
-        return
     value = as_number(runs[0].last.get(f"{metric}_node_mean"))
-    if math.isfinite(value):
-        x = next(line for line in reversed(axes.lines) if line.get_gid() == "run-1").get_xdata()
-        place = (float(np.asarray(x)[-1]), score_axis(metric)[1] * value)
-        axes.annotate(
-            score(metric, value), place, (0, -9), textcoords="offset points", ha="right", va="top", weight="bold"
-        )
+    if len(runs) > 1 or not math.isfinite(value):
+        return
+    place = (x, score_axis(metric)[1] * value)
+    axes.annotate(score(metric, value), place, (0, -9), textcoords="offset points", ha="right", va="top", weight="bold")
 
 
 def _label_nodes(axes: Axes, places: Floats, nodes: Any) -> None:

@@ -29,7 +29,7 @@ Spread = Literal["range", "deviation"]
 PANEL_INCHES = (3.3, 2.7)
 PANELS_PER_ROW = 4
 FEW_POINTS = 15  # up to here every point gets its marker
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.size": 9,
     "text.parse_math": False,
     "axes.spines.top": False,
@@ -42,7 +42,7 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
 }
-SAVING: dict[str, Any] = {"svg.hashsalt": "dpcsgp", "pdf.fonttype": 42}
+SAVING: Any = {"svg.hashsalt": "dpcsgp", "pdf.fonttype": 42}
 
 
 @final

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 DASH = "–"
+GAP = "\N{NO-BREAK SPACE}"  # between a number and its unit
 
 
 def as_number(value: Any) -> float:
@@ -25,7 +26,8 @@ def significant(value: float, digits: int = 3) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if value and abs(value) < 10.0**-digits:
-        return f"{value:.{digits - 1}e}"
+        mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     return f"{value:,.0f}" if abs(value) >= 10.0 ** (digits - 1) else f"{value:.{digits}g}"
 
 
@@ -41,14 +43,14 @@ def epsilon(value: float) -> str:
 def score(metric: str, value: float) -> str:
     """Spell a metric: accuracies as a percentage, everything else with four digits."""
     if metric == "accuracy" and math.isfinite(value):
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.1f}{GAP}%"
     return significant(value, 4)
 
 
 def megabytes(num_bytes: float) -> str:
     """Spell bytes as megabytes (1 MB = 1,000,000 bytes)."""
     text = significant(num_bytes / 1e6)
-    return text if text == DASH else f"{text} MB"
+    return text if text == DASH else f"{text}{GAP}MB"
 
 
 def duration(seconds: float) -> str:
@@ -56,7 +58,7 @@ def duration(seconds: float) -> str:
     if not math.isfinite(seconds):
         return DASH
     if seconds < 60:
-        return f"{significant(seconds, 2)} s"
+        return f"{significant(seconds, 2)}{GAP}s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -55,11 +55,11 @@ def _no_noise(run: RunResults) -> Notice | None:
 
 
 def _above_claim(run: RunResults) -> Notice | None:
-    verified, claimed = run.number("epsilon"), run.number("epsilon_claimed")
-    if not (math.isfinite(verified) and verified > claimed * (1 + 1e-9)):
+    if not run.exceeds_claim:
         return None
-    text = f"The accountant verifies ε = {epsilon(verified)}, {significant(verified / claimed, 2)} times the "
-    text += f'{significant(claimed)} that was asked for. Trust the verified number; privacy.noise = "calibrated" meets the claim.'
+    verified, claimed = epsilon(run.number("epsilon")), significant(run.number("epsilon_claimed"))
+    text = f"The accountant verifies ε = {verified}, above the {claimed} that was asked for. "
+    text += 'Trust the verified number; privacy.noise = "calibrated" meets the claim.'
     return Notice("danger", "Less private than claimed", text)
 
 
@@ -126,15 +126,15 @@ def _missing_control(runs: Sequence[RunResults]) -> Notice | None:
 def _composition(runs: Sequence[RunResults]) -> Notice | None:
     """Remind that eps of several runs on the same data add up."""
     private = [run for run in runs if math.isfinite(run.number("epsilon")) and run.number("epsilon") > 0]
+    private = [run for run in private if run.summary.get("seeded") is not True]
     if len(private) < 2:
         return None
-    total = epsilon(sum(run.number("epsilon") for run in private))
-    text = f"Each ε is for one run alone. If these {len(private)} runs used the same private examples and all were published, "
-    delta = sum(run.number("delta") for run in private)
-    text += f"together they promise no more than ε = {total}" + (
-        f", δ = {significant(delta)}" if delta == delta else ""
-    )
-    return Notice("hint", "Privacy adds up over runs", text + " (basic composition).")
+    text = f"Each ε is for one run alone. If {len(private)} of these runs used the same private examples and all were published, "
+    total, delta = (sum(run.number(key) for run in private) for key in ("epsilon", "delta"))
+    if len({run.text("neighbouring_relation") for run in private}) > 1 or math.isnan(delta):
+        return Notice("hint", "Privacy adds up over runs", text + "their costs add up.")
+    text += f"together they guarantee only ε = {epsilon(total)}, δ = {significant(delta)} (sums; a joint account may be lower)."
+    return Notice("hint", "Privacy adds up over runs", text)
 
 
 def _same_data(run: RunResults) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     if not folders:
         raise ConfigError("no results folder given; for example `dpcsgp report runs/first`")
     runs = read_many([Path(folder) for folder in folders])
-    path = out or (runs[0].path if len(runs) == 1 else Path()) / FILE_NAME
+    path = out or (Path(folders[0]) if len(runs) == 1 else Path()) / FILE_NAME
     if path.is_dir():
         raise ConfigError(f"--out {path} is a folder; name a file, for example {path / FILE_NAME}")
     page = render(runs)
@@ -81,7 +81,7 @@ def _context(runs: Sequence[RunResults]) -> dict[str, Any]:
         "headlines": _headlines_of_one(runs[0], metric) if len(runs) == 1 else _headlines_of_many(runs, metric),
         "notices": notices(runs),
         "charts": [(chart, Markup(chart.svg)) for chart in drawn],
-        "runs": [_run(index, run, runs, metric) for index, run in enumerate(runs)],
+        "runs": [_run(index, run, metric) for index, run in enumerate(runs)],
         "detailed": len(runs) <= DETAILED_RUNS,
         "metric": metric.replace("_", " "),
         "comparison": comparison(runs, metric),
@@ -117,7 +117,6 @@ def _headlines_of_one(run: RunResults, metric: str) -> list[Headline]:
     name = metric.replace("_", " ").capitalize()
     average = score(metric, final_score(run, metric, "_average_model"))
     private = run.summary["private"]
-    exceeded = run.number("epsilon") > run.number("epsilon_claimed")
     asked = significant(run.number("epsilon_claimed"))
     return [
         Headline(
@@ -132,7 +131,7 @@ def _headlines_of_one(run: RunResults, metric: str) -> list[Headline]:
             "Verified ε",
             epsilon(run.number("epsilon")),
             f"δ = {significant(run.number('delta'))} · asked for {asked} · {_relation(run)}",
-            "bad" if exceeded else "",
+            "bad" if run.exceeds_claim or run.number("epsilon") == math.inf else "",
         ),
         Headline(
             "Sent per directed edge",
@@ -157,7 +156,7 @@ def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline
         known = [run for run in runs if math.isfinite(of(run))]
         best = pick(known, key=of) if known else None
         headlines.append(Headline(title, score(metric, of(best)), best.name) if best else Headline(title, DASH))
-    between = f"{significant(min(sent) / 1e6)} to {megabytes(max(sent))}" if sent else DASH
+    between = _range(sent) if sent else DASH
     return [
         *headlines,
         Headline(
@@ -170,6 +169,11 @@ def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline
     ]
 
 
+def _range(sent: Sequence[float]) -> str:
+    low, high = significant(min(sent) / 1e6), megabytes(max(sent))
+    return high if megabytes(min(sent)) == high else f"{low}–{high}"
+
+
 def _relation(run: RunResults) -> str:
     return run.text("neighbouring_relation").replace("_", " ").replace("-", " ") or "neighbouring relation not recorded"
 
@@ -180,7 +184,7 @@ def _private_note(run: RunResults) -> str:
     return "seeded noise" if run.summary.get("seeded") is True else "see the warnings"
 
 
-def _run(index: int, run: RunResults, runs: Sequence[RunResults], metric: str) -> dict[str, Any]:
+def _run(index: int, run: RunResults, metric: str) -> dict[str, Any]:
     """Return everything the page tells about one run alone."""
     packages = run.environment.get("packages")
     software = {key: value for key in ("python", "platform") if (value := run.environment.get(key))}
@@ -193,7 +197,6 @@ def _run(index: int, run: RunResults, runs: Sequence[RunResults], metric: str) -
         "colour": colour_name(index),
         "sign": marker_sign(index),
         "settings": settings_by_section(run),
-        "differing": set(differing_settings(runs)),
         "software": software | (packages if isinstance(packages, dict) else {}),
         "account": account(run, metric),
         "facts": _facts(run),

@@ -73,6 +73,12 @@ class RunResults:
         """Whether a state or message became non-finite."""
         return self.text("stopped_because").startswith("diverged")
 
+    @property
+    def exceeds_claim(self) -> bool:
+        """Whether the verified eps is finite and above the one that was asked for."""
+        verified, claimed = self.number("epsilon"), self.number("epsilon_claimed")
+        return math.isfinite(verified) and verified > claimed * (1 + 1e-9)
+
 
 def lower_is_better(metric: str) -> bool:
     """Say whether the worst node is the one with the largest value."""

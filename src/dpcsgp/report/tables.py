@@ -54,11 +54,10 @@ Spell = Callable[[float], str]
 
 def comparison(runs: Sequence[RunResults], metric: str) -> Table:
     """Put the runs side by side."""
-    titles = {"": "", "_node_mean": "node mean", "_worst": "worst node", "_average_model": "average model"}
-    columns = ("Run", "Method", "Compression", "Graph", "Steps")
-    columns += tuple(f"{metric.replace('_', ' ').capitalize()}, {titles[key]}" for key in list(titles)[1:])
-    columns += ("Verified ε", "Claimed ε", "MB per edge", "MB per node", "Paper's Mbit per edge", "Disagreement")
-    columns += ("Private", "Time", "Ended")
+    name = metric.replace("_", " ").capitalize()
+    columns = ("Run", "Method", "Compression", f"{name}, node mean", "Worst node", "Average model", "Verified ε")
+    columns += ("Claimed ε", "MB per edge", "Private", "Steps", "MB per node", "Paper's Mbit per edge", "Disagreement")
+    columns += ("Time", "Graph", "Ended")
     return Table(columns, tuple(_comparison_row(index, run, metric) for index, run in enumerate(runs)))
 
 
@@ -75,19 +74,19 @@ def _comparison_row(index: int, run: RunResults, metric: str) -> tuple[Cell, ...
         Cell(f"{index + 1} · {run.name}", index + 1.0),
         Cell.word(run.text("algorithm")),
         Cell.word(run.text("compression")),
-        Cell.word(run.text("graph").replace("_", " ")),
-        number("steps", lambda value: significant(value, 9)),
         scored(final_score(run, metric, "_node_mean")),
         scored(worst_score(run, metric)),
         scored(final_score(run, metric, "_average_model")),
         number("epsilon", epsilon),
         number("epsilon_claimed"),
         number("bytes_per_edge", significant, 1e6),
+        Cell("yes" if private else "no", float(private)),
+        number("steps", lambda value: significant(value, 9)),
         number("bytes_sent_per_node", significant, 1e6),
         number("bits_paper", significant, 1e6),
         number("disagreement"),
-        Cell("yes" if private else "no", float(private)),
         number("seconds", duration),
+        Cell.word(run.text("graph").replace("_", " ")),
         Cell.word(run.text("stopped_because").partition(":")[0]),
     )
 

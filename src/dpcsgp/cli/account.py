@@ -1,0 +1,233 @@
+"""`dpcsgp account`: what ledgers add up to, or what planned releases would cost."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpcsgp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dpcsgp.privacy.ledger import LedgerContents
+
+EXAMPLES = """
+Examples:
+
+    dpcsgp account runs/first                          # what one run spent, node by node
+
+    dpcsgp account runs/first runs/second --delta 1e-5 # several runs on the same data add up
+
+    dpcsgp account --noise-multiplier 1.1 --sampling-rate 0.01 --steps 1000 --delta 1e-5
+
+    dpcsgp account --epsilon 0.5 --sampling-rate 2048/6000 --steps 30   # the noise it takes
+
+    dpcsgp account --paper --epsilon 0.5 --num-examples 6000 --steps 10000
+"""
+DEFAULT_DELTA = 1e-4
+
+
+def account(
+    ledgers: Annotated[
+        list[Path] | None, typer.Argument(help="Ledger files or results folders.", metavar="[LEDGER_OR_FOLDER]...")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: the ledgers' own, else 1e-4.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise on the sum / clip norm.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Print the noise multiplier that gives this eps.")] = None,
+    sampling_rate: Annotated[str | None, typer.Option(help="Batch size / examples: 0.01 or 2048/6000.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of releases.")] = None,
+    sampling: Annotated[str, typer.Option(help="poisson or uniform.")] = "poisson",
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The noise of Proposition 1: claimed beside verified.")
+    ] = False,
+    num_examples: Annotated[int | None, typer.Option(help="Examples per node, for --paper.")] = None,
+    c2: Annotated[float, typer.Option(help="The constant of Proposition 1, for --paper.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Compute eps: of ledgers, of planned releases, or the noise for a wanted eps."""
+    planned = {
+        "--noise-multiplier": noise_multiplier, "--epsilon": epsilon, "--sampling-rate": sampling_rate,
+        "--steps": steps, "--num-examples": num_examples,
+    }  # fmt: skip
+    if ledgers:
+        extra = [name for name, value in planned.items() if value is not None] + ["--paper"] * paper
+        if extra:
+            raise ConfigError(
+                f"{extra[0]}: not used with ledgers, which hold it; leave it out or leave out the ledgers"
+            )
+        answer = _of_ledgers(ledgers, delta)
+    elif paper:
+        _require(planned, "--epsilon", "--num-examples", "--steps", "--paper")
+        assert epsilon is not None
+        assert num_examples is not None
+        assert steps is not None
+        answer = _of_paper(epsilon, DEFAULT_DELTA if delta is None else delta, steps, num_examples, c2, sampling)
+    else:
+        answer = _of_plan(planned, DEFAULT_DELTA if delta is None else delta, sampling)
+    if as_json:
+        typer.echo(json.dumps(_without_infinities(answer), allow_nan=False))
+    else:
+        _print(answer)
+
+
+account.__doc__ = (account.__doc__ or "") + "\n" + EXAMPLES
+
+
+def _require(planned: dict[str, Any], *names: str) -> None:
+    *needed, reason = names
+    missing = [name for name in needed if planned[name] is None]
+    if missing:
+        raise ConfigError(f"{missing[0]}: needed with {reason}; see `dpcsgp account --help` for examples")
+
+
+def _of_ledgers(paths: list[Path], delta: float | None) -> dict[str, Any]:
+    """Compose all releases per node."""
+    from dpcsgp.privacy.accounting import composed_epsilon, composed_relation
+    from dpcsgp.privacy.ledger import common_delta, read_ledgers, releases_by_node
+
+    ledgers = read_ledgers(paths)
+    delta = common_delta(delta, [ledger.header for ledger in ledgers])
+    nodes = []
+    for node, releases in releases_by_node(ledgers).items():
+        own = [ledger for ledger in ledgers if ledger.header.node == node]
+        nodes.append(
+            {
+                "node": node,
+                "runs": len(own),
+                "releases": sum(count for _, count in releases),
+                "epsilon": composed_epsilon(releases, delta),
+                "neighbouring_relation": composed_relation(releases),
+                "private": all(ledger.header.private for ledger in own),
+            }
+        )
+    return {
+        "epsilon": max(row["epsilon"] for row in nodes),
+        "delta": delta,
+        "neighbouring_relation": " / ".join(sorted({row["neighbouring_relation"] for row in nodes})),
+        "private": all(row["private"] for row in nodes),
+        "nodes": nodes,
+        "notes": _notes(ledgers),
+    }
+
+
+def _notes(ledgers: list[LedgerContents]) -> list[str]:
+    notes = [
+        f"{ledger.path}: the last record is torn and counts as spent"
+        for ledger in ledgers
+        if ledger.torn_event is not None
+    ]
+    if not all(ledger.header.private for ledger in ledgers):
+        notes.append(
+            "some noise came from a seed: whoever knows it can subtract the noise, so these releases are not private"
+        )
+    return notes
+
+
+def _of_plan(planned: dict[str, Any], delta: float, sampling: str) -> dict[str, Any]:
+    """Account for planned releases: eps from the noise, or the noise from eps."""
+    from dpcsgp.privacy import accounting
+
+    noise, target = planned["--noise-multiplier"], planned["--epsilon"]
+    if (noise is None) == (target is None):
+        raise ConfigError(
+            "give ledgers, or --noise-multiplier, or --epsilon (one of them); see `dpcsgp account --help` for examples"
+        )
+    _require(planned, "--sampling-rate", "--steps", "--noise-multiplier or --epsilon")
+    plan = {
+        "sampling_rate": _rate(planned["--sampling-rate"]),
+        "steps": planned["--steps"],
+        "delta": delta,
+        "sampling": sampling,
+    }
+    if noise is None:
+        noise = accounting.calibrate_noise(epsilon=target, **plan)
+    return {
+        "epsilon": accounting.epsilon(noise_multiplier=noise, **plan),
+        **({"epsilon_wanted": target} if target is not None else {}),
+        "noise_multiplier": noise,
+        **plan,
+        "neighbouring_relation": accounting.neighbouring_relation(sampling),
+    }
+
+
+def _of_paper(claimed: float, delta: float, steps: int, num_examples: int, c2: float, sampling: str) -> dict[str, Any]:
+    """Set the eps that Proposition 1 names beside the eps that its noise gives, and the noise that it would take."""
+    from dpcsgp.privacy import accounting
+
+    plan: dict[str, Any] = {"sampling_rate": 1 / num_examples if num_examples > 0 else 0.0, "steps": steps}
+    plan |= {"delta": delta, "sampling": sampling}
+    noise = accounting.paper_noise_multiplier(claimed, delta, steps, num_examples, c2)
+    return {
+        "epsilon_claimed": claimed,
+        "epsilon": accounting.epsilon(noise_multiplier=noise, **plan),
+        "noise_multiplier": noise,
+        "noise_multiplier_needed": accounting.calibrate_noise(epsilon=claimed, **plan),
+        "c2": c2,
+        **plan,
+        "neighbouring_relation": accounting.neighbouring_relation(sampling),
+    }
+
+
+def _rate(text: str) -> float:
+    """Read `0.01` or `2048/6000`."""
+    try:
+        above, slash, below = text.partition("/")
+        return float(above) / float(below) if slash else float(above)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(
+            f"--sampling-rate = {text!r}: expected a number such as 0.01 or a fraction such as 2048/6000"
+        ) from None
+
+
+def _without_infinities(value: Any) -> Any:
+    """Replace infinite numbers by null: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: _without_infinities(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_infinities(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+LABELS = {
+    "epsilon_claimed": "eps claimed",
+    "epsilon_wanted": "eps wanted",
+    "epsilon": "eps verified",
+    "delta": "delta",
+    "noise_multiplier": "noise multiplier",
+    "noise_multiplier_needed": "noise multiplier that gives the claimed eps",
+    "c2": "c2",
+    "sampling_rate": "sampling rate",
+    "sampling": "sampling",
+    "steps": "releases",
+    "neighbouring_relation": "neighbouring data sets",
+}
+
+
+def _print(answer: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dpcsgp.privacy.accounting import describe_epsilon
+
+    def shown(key: str, value: Any) -> str:
+        if key.startswith("epsilon"):
+            return describe_epsilon(value)
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    console = Console()
+    if "nodes" in answer:
+        table = Table("node", "runs", "releases", "eps", "neighbouring data sets", title="eps spent, per node")
+        for row in answer["nodes"]:
+            cells = [row["node"], row["runs"], row["releases"], describe_epsilon(row["epsilon"])]
+            table.add_row(*map(str, cells), row["neighbouring_relation"])
+        console.print(table)
+    summary = Table(show_header=False, box=None)
+    for key, label in LABELS.items():
+        if key in answer:
+            summary.add_row(label, shown(key, answer[key]), style="bold" if key == "epsilon" else "")
+    console.print(summary)
+    for note in answer.get("notes", []):
+        console.print(f"note: {note}", markup=False)

@@ -1,0 +1,246 @@
+"""How a ledger looks on disk, and how it is read: JSON lines, each with a checksum that also covers the line before.
+
+    {"kind":"header","format":1,"run_id":"9f3c","node":0,"config":"c0ffee","delta":0.0001,...,"prev":"000...","sum":"4be1..."}
+    {"kind":"release","step":0,"attempt":0,"sampling":"poisson","sampling_rate":0.34,"noise_multiplier":11.2,"prev":...,"sum":...}
+
+`sum` is BLAKE2b over the bytes of the line up to it, `prev` is the `sum` of the line before: whoever changes, drops or
+reorders a line breaks the chain. Only public constants are written: no batch sizes, indices, losses or norms.
+
+A crash in the middle of a write leaves a torn last line. It counts as spent, because nobody can tell what followed it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dpcsgp.errors import ConfigError, LedgerError
+from dpcsgp.privacy.events import ReleaseEvent
+
+FORMAT: Final = 1
+GENESIS: Final = "0" * 32
+_DIGEST_BYTES: Final = 16
+_LONGEST_LINE: Final = 4096
+_SUM_FIELD: Final = b',"sum":"'
+_EVENT_FIELDS: Final = ("sampling", "sampling_rate", "noise_multiplier")
+
+
+class _DamagedLineError(Exception):
+    """A line does not decode; says why."""
+
+
+@dataclass(frozen=True)
+class LedgerHeader:
+    """What a ledger is about; `event` is the release that a torn first record is counted as."""
+
+    run_id: str
+    node: int
+    config: str = ""
+    delta: float | None = None
+    event: ReleaseEvent | None = None
+    private: bool = True
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the header's line as a dict, without chain fields."""
+        own = {"run_id": self.run_id, "node": self.node, "config": self.config, "delta": self.delta}
+        return {"kind": "header", "format": FORMAT, **own, "private": self.private, **_event_fields(self.event)}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> LedgerHeader:
+        """Check and read a header line."""
+        if record.get("kind") != "header":
+            raise _DamagedLineError("no header")
+        if record.get("format") != FORMAT:
+            raise _DamagedLineError(f"format {record.get('format')!r}, this version reads format {FORMAT}")
+        event = _event_of(record) if record.get("sampling") is not None else None
+        run_id, node, config, delta, private = map(record.get, ("run_id", "node", "config", "delta", "private"))
+        if not (isinstance(run_id, str) and type(node) is int and isinstance(config, str) and type(private) is bool):
+            raise _DamagedLineError("header fields are missing")
+        if delta is not None and not (isinstance(delta, float) and 0 < delta < 1):
+            raise _DamagedLineError("header delta is not between 0 and 1")
+        return cls(run_id, node, config, delta, event, private)
+
+
+@dataclass(frozen=True)
+class LedgerContents:
+    """A verified ledger: its header, its releases by event, and the chain."""
+
+    path: Path
+    header: LedgerHeader
+    counts: Counter[ReleaseEvent] = field(default_factory=Counter)
+    digests: bytearray = field(default_factory=bytearray)
+    last_attempt: int = -1
+    whole_bytes: int = 0
+    torn_event: ReleaseEvent | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of releases that count as spent, a torn one included."""
+        return sum(self.counts.values())
+
+    @property
+    def head(self) -> str:
+        """Checksum of the last whole line."""
+        return self.digests[-_DIGEST_BYTES:].hex()
+
+    def append(self, event: ReleaseEvent, digest: str) -> None:
+        """Follow a line that was written to the file."""
+        self.counts[event] += 1
+        self.digests.extend(bytes.fromhex(digest))
+
+    def releases(self) -> list[tuple[ReleaseEvent, int]]:
+        """Return each kind of release with its count."""
+        return list(self.counts.items())
+
+    def continues(self, head: str, count: int) -> bool:
+        """Say whether this ledger had `head` after `count` releases, i.e. whether it was only appended to since."""
+        start = count * _DIGEST_BYTES
+        return 0 <= start < len(self.digests) and self.digests[start : start + _DIGEST_BYTES].hex() == head
+
+
+def encode_line(record: dict[str, Any], prev: str) -> tuple[bytes, str]:
+    """Return the line of a record (newline included) and its checksum."""
+    body = json.dumps({**record, "prev": prev}, separators=(",", ":"), allow_nan=False).encode()[:-1]
+    digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
+    return body + _SUM_FIELD + digest.encode() + b'"}\n', digest
+
+
+def release_record(step: int, attempt: int, event: ReleaseEvent) -> dict[str, Any]:
+    """Return the line of a release as a dict, without chain fields."""
+    return {"kind": "release", "step": step, "attempt": attempt, **_event_fields(event)}
+
+
+def torn_record(event: ReleaseEvent) -> dict[str, Any]:
+    """Return the line that takes the place of a torn one; step and attempt are not known."""
+    return {"kind": "torn", **_event_fields(event)}
+
+
+def decode_line(line: bytes, prev: str) -> tuple[dict[str, Any], str]:
+    """Return the record of a line without its newline, and its checksum; refuses what was damaged or moved."""
+    body, found, rest = line.rpartition(_SUM_FIELD)
+    if not found or len(line) > _LONGEST_LINE:
+        raise _DamagedLineError("not a record")
+    digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
+    if rest != digest.encode() + b'"}':
+        raise _DamagedLineError("does not match its checksum")
+    try:
+        record = json.loads(body + b"}")
+    except (ValueError, RecursionError):
+        raise _DamagedLineError("not JSON") from None
+    if not isinstance(record, dict) or record.get("prev") != prev:
+        raise _DamagedLineError("does not follow from the line before")
+    return record, digest
+
+
+def read_ledger(path: Path) -> LedgerContents:
+    """Read and verify a ledger file without changing it."""
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise LedgerError(f"cannot read ledger {path}: {error.strerror}") from error
+    *lines, rest = body.split(b"\n")
+    last_line = len(lines) if rest == b"" else len(lines) + 1
+    reader = _Reader(path)
+    for number, line in enumerate(lines, start=1):
+        try:
+            reader.take(line)
+        except _DamagedLineError as damage:
+            if number < last_line or number == 1:
+                raise reader.error(number, damage) from None
+            reader.take_torn(line, number)
+            return reader.contents()
+    if rest != b"":
+        reader.take_torn(rest, last_line)
+    if reader.header is None:
+        raise LedgerError(f"{path}, line 1: no header; this is not a ledger")
+    return reader.contents()
+
+
+class _Reader:
+    """Takes lines one after another and keeps what they add up to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.header = path, None
+        self.counts: Counter[ReleaseEvent] = Counter()
+        self.digests, self.prev = bytearray(), GENESIS
+        self.last_attempt, self.whole_bytes = -1, 0
+        self.last_event: ReleaseEvent | None = None
+        self.torn_event: ReleaseEvent | None = None
+
+    def take(self, line: bytes) -> None:
+        record, digest = decode_line(line, self.prev)
+        if self.header is None:
+            self.header = LedgerHeader.from_record(record)
+            self.last_event = self.header.event
+        else:
+            self.last_event = self._release(record)
+            self.counts[self.last_event] += 1
+        self.digests += bytes.fromhex(digest)
+        self.prev, self.whole_bytes = digest, self.whole_bytes + len(line) + 1
+
+    def _release(self, record: dict[str, Any]) -> ReleaseEvent:
+        if record.get("kind") == "release":
+            step, attempt = record.get("step"), record.get("attempt")
+            if type(step) is not int or type(attempt) is not int:
+                raise _DamagedLineError("step or attempt is missing")
+            self.last_attempt = max(self.last_attempt, attempt)
+        elif record.get("kind") != "torn":
+            raise _DamagedLineError(f"unknown kind {record.get('kind')!r}")
+        return _event_of(record)
+
+    def take_torn(self, line: bytes, number: int) -> None:
+        """Count an unreadable last line as one release of the kind before it (of no privacy if none is known)."""
+        if self.header is None:
+            raise self.error(number, _DamagedLineError("the header is not whole"))
+        if line.count(b'{"kind":') > 1 or len(line) > _LONGEST_LINE:
+            raise self.error(number, _DamagedLineError("more than one record is damaged"))
+        try:
+            self.torn_event = self._release(decode_line(line, self.prev)[0])  # only its newline is missing
+        except _DamagedLineError:
+            self.torn_event = self.last_event or ReleaseEvent("poisson", 1.0, 0.0)
+        self.counts[self.torn_event] += 1
+
+    def error(self, number: int, damage: _DamagedLineError) -> LedgerError:
+        return LedgerError(
+            f"{self.path}, line {number}: {damage}; the ledger was edited or damaged, so what was spent is unknown. "
+            "Restore the file from a backup; without it, count the data as fully spent"
+        )
+
+    def contents(self) -> LedgerContents:
+        assert self.header is not None
+        return LedgerContents(
+            self.path, self.header, self.counts, self.digests, self.last_attempt, self.whole_bytes, self.torn_event
+        )  # fmt: skip
+
+
+def _event_fields(event: ReleaseEvent | None) -> dict[str, Any]:
+    return {name: getattr(event, name) if event else None for name in _EVENT_FIELDS}
+
+
+def _event_of(record: dict[str, Any]) -> ReleaseEvent:
+    sampling, rate, noise = (record.get(name) for name in _EVENT_FIELDS)
+    if not (isinstance(sampling, str) and isinstance(rate, float) and isinstance(noise, float)):
+        raise _DamagedLineError("event fields are missing")
+    try:
+        return ReleaseEvent.of(sampling, rate, noise)
+    except ConfigError as error:
+        raise _DamagedLineError(str(error)) from None
+
+
+def ledger_files(folder: Path) -> Iterator[Path]:
+    """Yield the ledger files of a results folder, of its `ledger` folder, or the file itself."""
+    if not folder.exists():
+        raise ConfigError(f"{folder}: no such file or folder; give a ledger file or the results folder of a run")
+    if folder.is_file():
+        yield folder
+        return
+    inner = folder / "ledger" if (folder / "ledger").is_dir() else folder
+    files = sorted(inner.glob("node-*.jsonl"))
+    if not files:
+        raise ConfigError(f"{inner}: holds no ledger (node-*.jsonl); give the results folder of a run with releases")
+    yield from files

@@ -1,0 +1,37 @@
+"""Clipped sums straight from their definition: explicit per-example gradients, for comparison with the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from dpcsgp.parameters import ParameterLayout
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return a smooth loss per example for outputs of any shape."""
+    return (outputs.flatten(1) - targets).square().mean(dim=1) + outputs.flatten(1).sin().sum(dim=1)
+
+
+def per_example_gradients(module: nn.Module, loss: Loss, flat_D: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return (E, D) gradients at one node's parameters; inputs are (E, M, ...), losses are averaged over the M views."""
+    layout = ParameterLayout.of(module)
+    parameters = {name: value[0] for name, value in layout.views(flat_D[None]).items()}
+
+    def example_loss(parameters: dict[str, Tensor], views: Tensor, target: Tensor) -> Tensor:
+        outputs = functional_call(module, parameters, (views,))
+        return loss(outputs, target.expand(len(views), *target.shape)).mean()
+
+    gradients = vmap(grad(example_loss), in_dims=(None, 0, 0))(parameters, inputs, targets)
+    return torch.cat([gradients[name].flatten(1) for name in layout.names], dim=1)
+
+
+def clip_and_sum(gradients_ED: Tensor, clip_norm: float) -> Tensor:
+    """Return sum_e g_e min(1, clip_norm / |g_e|)."""
+    return (clip_norm / gradients_ED.norm(dim=1)).clamp_max(1.0) @ gradients_ED

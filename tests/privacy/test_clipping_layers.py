@@ -1,0 +1,272 @@
+"""Every layer's closed form equals per-example gradients from `torch.func`, clipped and summed in float64."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference_clipping import clip_and_sum, per_example_gradients, squared
+from torch import Tensor, nn
+
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy import terms
+from dpcsgp.privacy.layers import RULES
+from dpcsgp.privacy.layerwise import LayerwiseEngine
+
+Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
+
+
+def check(module: nn.Module, shape: tuple[int, ...], views: int = 1, num_examples: int = 5, integers: int = 0) -> None:
+    """Compare the engine with the reference on one node, in float64."""
+    module = module.double()
+    generator = torch.Generator().manual_seed(1)
+    size = (num_examples, views, *shape)
+    drawn = torch.randn(size, generator=generator, dtype=torch.float64)
+    inputs = torch.randint(0, integers, size, generator=generator) if integers else drawn
+    targets = torch.randn(num_examples, 1, generator=generator, dtype=torch.float64)
+    layout = ParameterLayout.of(module)
+    flat_D = torch.randn(layout.dim, generator=generator, dtype=torch.float64) * 0.5
+    engine = LayerwiseEngine(module, squared, views)
+    given = inputs if views > 1 else inputs[:, 0]
+    gradients = per_example_gradients(module, squared, flat_D, inputs, targets)
+    present = torch.ones(1, num_examples, dtype=torch.bool)
+    middle = float(gradients.norm(dim=1).median())
+    for clip in (0.1 * middle, middle, 1e9):  # all clipped, some clipped, none clipped
+        ours = engine.clipped_sum(flat_D[None], given[None], targets[None], present, clip)[0]
+        expected = clip_and_sum(gradients, clip)
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11 * float(expected.norm()))
+
+
+class Twice(nn.Module):
+    """Calls one layer twice."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+LAYERS: dict[str, Case] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3, bias=False)), (6,)),
+    "linear on short sequences": (lambda: nn.Linear(6, 4), (3, 6)),
+    "linear on long sequences": (lambda: nn.Linear(3, 2), (40, 3)),
+    "linear on long sequences, wide": (lambda: nn.Linear(60, 50), (7, 3, 60)),
+    "linear on grids": (lambda: nn.Linear(6, 4), (2, 3, 6)),
+    "convolution": (lambda: nn.Conv2d(3, 4, 3, padding=1), (3, 5, 6)),
+    "convolution, strided": (lambda: nn.Conv2d(3, 4, (3, 2), stride=2, padding=(1, 0), bias=False), (3, 6, 7)),
+    "convolution, dilated and grouped": (lambda: nn.Conv2d(4, 6, 3, dilation=2, padding=2, groups=2), (4, 6, 5)),
+    "convolution, depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), (4, 5, 5)),
+    "convolution, many channels": (lambda: nn.Conv2d(24, 32, 3, padding=1), (24, 3, 3)),
+    "convolution, many channels, strided": (lambda: nn.Conv2d(24, 32, 3, stride=2, padding=1), (24, 4, 4)),
+    "convolution, many channels, grouped": (lambda: nn.Conv2d(32, 48, 3, padding=1, groups=2), (32, 3, 4)),
+    "convolution, same": (lambda: nn.Conv2d(3, 4, 4, padding="same", dilation=(1, 2)), (3, 7, 8)),
+    "convolution, valid": (lambda: nn.Conv2d(3, 4, 2, padding="valid"), (3, 4, 4)),
+    "convolution, circular": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (3, 4, 5)),
+    "convolution 1d": (lambda: nn.Conv1d(3, 4, 3, stride=2, padding=2, dilation=2), (3, 11)),
+    "convolution 1d, same": (lambda: nn.Conv1d(4, 6, 4, padding="same", groups=2), (4, 9)),
+    "convolution 1d, reflect": (lambda: nn.Conv1d(3, 4, 3, padding=2, padding_mode="reflect"), (3, 6)),
+    "convolution 1d, many channels": (lambda: nn.Conv1d(40, 50, 3, padding=1), (40, 5)),
+    "group norm": (lambda: nn.GroupNorm(2, 6), (6, 3, 4)),
+    "group norm on vectors": (lambda: nn.GroupNorm(2, 6), (6,)),
+    "layer norm": (lambda: nn.LayerNorm([3, 4]), (5, 3, 4)),
+    "layer norm without bias": (lambda: nn.LayerNorm(4, bias=False), (5, 4)),
+    "rms norm": (lambda: nn.RMSNorm(4, eps=1e-3), (5, 4)),
+    "instance norm 1d": (lambda: nn.InstanceNorm1d(3, affine=True), (3, 6)),
+    "instance norm 2d": (lambda: nn.InstanceNorm2d(3, affine=True), (3, 4, 5)),
+    "instance norm 3d": (lambda: nn.InstanceNorm3d(2, affine=True), (2, 3, 3, 2)),
+    "linear used twice": (lambda: Twice(nn.Linear(6, 6)), (6,)),
+    "linear used twice on sequences": (lambda: Twice(nn.Linear(5, 5)), (4, 5)),
+    "convolution used twice": (lambda: Twice(nn.Conv2d(3, 3, 3, padding=1)), (3, 4, 4)),
+    "large convolution used twice": (lambda: Twice(nn.Conv2d(30, 30, 3, padding=1)), (30, 2, 2)),
+    "group norm used twice": (lambda: Twice(nn.GroupNorm(2, 4)), (4, 3)),
+}
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_exact(name: str, views: int) -> None:
+    build, shape = LAYERS[name]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no closed form")  # a closed form, not the fallback
+        check(build(), shape, views)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_an_embedding_is_exact_with_repeated_words(padding: int | None, views: int) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(5, 3, padding_idx=padding), nn.Flatten(), nn.Linear(21, 2))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no closed form")
+        check(module, (7,), views, integers=5)
+
+
+LARGE = [name for name in LAYERS if "large" in name or "many" in name or "long" in name]
+
+
+@pytest.mark.parametrize("name", [*LARGE, "bare parameter", "attention"])
+def test_working_on_a_few_examples_at_a_time_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, shape = LAYERS[name] if name in LAYERS else FALLBACK[name][:2]
+    torch.manual_seed(0)
+    monkeypatch.setattr(terms, "SCRATCH_FLOATS", 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(build(), shape)
+
+
+def test_every_rule_is_tested() -> None:
+    tested = {type(layer) for build, _ in LAYERS.values() for layer in build().modules()} | {nn.Embedding}
+    assert set(RULES) <= tested
+
+
+class TiedLinears(nn.Module):
+    """Two linear layers share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(torch.tanh(self.one(x)))
+
+
+class LanguageModel(nn.Module):
+    """The output layer is tied to the embedding, or is the embedding's weight used past its layer."""
+
+    def __init__(self, through_layer: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(6, 4)
+        self.mix = nn.Linear(4, 4)
+        self.out = nn.Linear(4, 6, bias=False) if through_layer else None
+        if self.out is not None:
+            self.out.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.mix(self.words(x)))
+        return F.linear(hidden, self.words.weight) if self.out is None else self.out(hidden)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_tied_weights_are_clipped_by_the_norm_of_the_summed_gradient(views: int) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no closed form")
+        check(TiedLinears(), (5,), views)
+        check(TiedLinears(), (3, 5), views)
+        check(LanguageModel(through_layer=True), (4,), views, integers=6)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_weight_used_past_its_layer_is_noticed(views: int) -> None:
+    with pytest.warns(UserWarning, match=r"words\.weight"):
+        check(LanguageModel(through_layer=False), (4,), views, integers=6)
+
+
+class SequenceFirst(nn.Module):
+    """Runs its layer with the example axis second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_an_example_axis_in_another_place_is_noticed(length: int) -> None:
+    with pytest.warns(UserWarning, match=r"layer\.weight"):
+        check(SequenceFirst(), (length, 4), num_examples=5)
+
+
+class Scaled(nn.Module):
+    """A bare parameter beside a layer with a closed form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.gain * x)
+
+
+class Attention(nn.Module):
+    """Uses the weights of its output layer past that layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.attend(x, x, x, need_weights=False)[0])
+
+
+FALLBACK: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "bare parameter": (Scaled, (4,), "gain in the model itself"),
+    "unknown layer": (lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2)), (4,), r"1 \(PReLU\)"),
+    "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 3)), (2, 4, 4), "ConvTranspose2d"),
+    "weight normalisation": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (4,), "weight"),
+    "attention": (Attention, (3, 4), "attend"),
+}
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("name", FALLBACK)
+def test_anything_else_falls_back_and_says_so(name: str, views: int) -> None:
+    build, shape, message = FALLBACK[name]
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=message):
+        check(build(), shape, views)
+
+
+class InPlace(nn.Module):
+    """Overwrites layer outputs, as many published networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(F.relu(self.one(x), inplace=True))
+        out += 0.5
+        return self.two(F.relu(out, inplace=True).mean(dim=(2, 3))).tanh_()
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_in_place_operations_do_not_falsify_gradients(views: int) -> None:
+    torch.manual_seed(0)
+    check(InPlace(), (2, 4, 4), views)
+
+
+def test_frozen_parameters_stay_out_of_the_vector() -> None:
+    module = nn.Sequential(nn.Conv1d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(12, 2), nn.Linear(2, 2))
+    module[0].requires_grad_(False)
+    module[3].weight.requires_grad_(False)
+    module[4].bias.requires_grad_(False)
+    assert ParameterLayout.of(module).dim == 6 + 2 + 4
+    check(module, (2, 6))
+
+
+class Idle(nn.Module):
+    """Calls a layer whose output is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.idle(x)
+        return self.used(x)
+
+
+def test_a_layer_without_influence_has_zero_gradient() -> None:
+    check(Idle(), (4,))

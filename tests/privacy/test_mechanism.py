@@ -1,0 +1,90 @@
+"""The mechanism samples as it states, divides by public constants, and adds noise before anything leaves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dpcsgp.errors import ConfigError
+from dpcsgp.privacy import GaussianMechanism
+from dpcsgp.randomness import PrivateRandomness
+
+
+def mechanism(noise: float = 0.0, batch: int = 20, total: int = 100, sampling: str = "poisson") -> GaussianMechanism:
+    return GaussianMechanism(1.0, (noise,), (batch,), (total,), sampling)  # pyright: ignore[reportArgumentType]
+
+
+def test_poisson_batches_have_the_stated_rate_and_vary() -> None:
+    random = PrivateRandomness.seeded(0, [0])
+    drawn = [mechanism().draw(step, random, [True]) for step in range(2000)]
+    sizes = np.array([int(present.sum()) for _, present in drawn])
+    assert abs(sizes.mean() - 20) < 5 * math.sqrt(16 / 2000)
+    assert abs(sizes.var() - 16) < 3
+    counts = np.zeros(100)
+    for indices, present in drawn:
+        counts[indices[present].numpy()] += 1
+    assert abs(counts / 2000 - 0.2).max() < 5 * math.sqrt(0.16 / 2000)
+
+
+def test_uniform_batches_have_exactly_the_stated_size_without_repetition() -> None:
+    random = PrivateRandomness.seeded(0, [0])
+    for step in range(50):
+        indices, present = mechanism(sampling="uniform").draw(step, random, [True])
+        assert bool(present.all())
+        assert len(set(indices[0].tolist())) == 20
+
+
+def test_a_full_poisson_batch_takes_everything() -> None:
+    indices, _ = mechanism(batch=100).draw(0, PrivateRandomness.fresh([0]), [True])
+    assert indices[0].tolist() == list(range(100))
+
+
+def test_the_divisor_is_the_expected_size_not_the_drawn_one() -> None:
+    random = PrivateRandomness.seeded(1, [0])
+    for step in range(5):
+        drawn = int(mechanism().draw(step, random, [True])[1].sum())
+        released = mechanism().release(lambda i, p: p.sum(1, keepdim=True).float(), step, random, [True])
+        assert float(released) == pytest.approx(drawn / 20)
+
+
+def test_an_empty_batch_is_noise_and_is_released() -> None:
+    quiet = GaussianMechanism(1.0, (2.0,), (1,), (10**6,), "poisson")
+    released = quiet.release(lambda i, p: torch.zeros(1, 4000), 0, PrivateRandomness.fresh([0]), [True])
+    assert float(released.std()) == pytest.approx(2.0, rel=0.1)
+
+
+def test_measured_noise_equals_the_stated_multiplier() -> None:
+    nodes = GaussianMechanism(0.5, (1.0, 4.0), (10, 20), (100, 100))
+    released = nodes.release(lambda i, p: torch.zeros(2, 40_000), 0, PrivateRandomness.fresh([0, 1]), [True, True])
+    assert float(released[0].std()) == pytest.approx(1.0 * 0.5 / 10, rel=0.02)
+    assert float(released[1].std()) == pytest.approx(4.0 * 0.5 / 20, rel=0.02)
+    assert abs(float(torch.corrcoef(released)[0, 1])) < 0.03
+
+
+def test_inactive_nodes_release_nothing() -> None:
+    nodes = GaussianMechanism(1.0, (1.0, 1.0), (10, 10), (100, 100))
+    released = nodes.release(lambda i, p: torch.ones(2, 10), 0, PrivateRandomness.fresh([0, 1]), [True, False])
+    assert float(released[1].abs().max()) == 0
+    assert float(released[0].abs().max()) > 0
+
+
+def test_fresh_keys_never_repeat_a_noise_vector() -> None:
+    release = [
+        mechanism(1.0).release(lambda i, p: torch.zeros(1, 64), 3, PrivateRandomness.fresh([0]), [True]) for _ in range(2)
+    ]
+    assert not torch.equal(release[0], release[1])
+
+
+def test_the_event_states_rate_and_noise() -> None:
+    event = GaussianMechanism(1.0, (1.5,), (20,), (100,)).event(0)
+    assert (event.sampling, event.sampling_rate, event.noise_multiplier) == ("poisson", 0.2, 1.5)
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.expected_batch_size = 200: node 0 has 100 examples"):
+        mechanism(batch=200)
+    with pytest.raises(ConfigError, match=r"privacy\.clip_norm"):
+        GaussianMechanism(0.0, (1.0,), (1,), (2,))

@@ -1,0 +1,163 @@
+"""Models that cannot be private are refused with a name and a remedy; those that can are let through."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpcsgp.errors import ModelError
+from dpcsgp.privacy.models import check_examples_independent, check_gradients_reach, check_model
+
+
+def entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def inside(layer: nn.Module) -> nn.Module:
+    """Return a model that holds a layer under the name 'body.1'."""
+    return nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), layer)})
+
+
+class Running(nn.Module):
+    """Keeps a statistic under its usual name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(3))
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "batch norm 1d": (lambda: nn.BatchNorm1d(10), r"nn\.GroupNorm\(5, 10\)"),
+    "batch norm 2d": (lambda: nn.BatchNorm2d(64), r"nn\.GroupNorm\(32, 64\)"),
+    "batch norm 3d": (lambda: nn.BatchNorm3d(7), r"nn\.GroupNorm\(1, 7\)"),
+    "synchronised batch norm": (lambda: nn.SyncBatchNorm(96), r"nn\.GroupNorm\(32, 96\)"),
+    "running instance norm": (lambda: nn.InstanceNorm2d(6, track_running_stats=True), r"nn\.InstanceNorm2d\(6"),
+    "running buffer": (Running, "running_mean"),
+    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "spectral"),
+    "spectral norm, older": (lambda: nn.utils.spectral_norm(nn.Linear(3, 3)), "spectral"),
+    "embedding with max_norm": (lambda: nn.Embedding(4, 3, max_norm=1.0), "max_norm"),
+    "embedding with scale_grad_by_freq": (lambda: nn.Embedding(4, 3, scale_grad_by_freq=True), "scale_grad_by_freq"),
+    "lazy": (lambda: nn.LazyLinear(3), "run the model once"),
+    "half precision": (lambda: nn.Linear(3, 3).bfloat16(), "float"),
+    "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), "complex64"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_layer_is_refused_with_its_name_and_a_remedy(name: str) -> None:
+    build, remedy = REFUSED[name]
+    with pytest.raises(ModelError, match=rf"'body\.1.*{remedy}"):
+        check_model(inside(build()))
+
+
+def test_the_proposed_group_norm_works() -> None:
+    for channels in (1, 2, 7, 10, 64, 96, 100):
+        with pytest.raises(ModelError) as caught:
+            check_model(nn.BatchNorm2d(channels))
+        replacement = eval(str(caught.value).rpartition("by ")[2], {"nn": nn})  # noqa: S307
+        assert replacement(torch.randn(2, channels, 3, 3)).shape == (2, channels, 3, 3)
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    for module in (nn.ReLU(), nn.Linear(2, 2).requires_grad_(False)):
+        with pytest.raises(ModelError, match="no trainable parameters"):
+            check_model(module)
+
+
+def test_good_models_pass_without_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_model(nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)))
+        check_model(nn.Sequential(nn.Embedding(4, 3), nn.LayerNorm(3), nn.InstanceNorm1d(3, affine=True)))
+
+
+def test_in_place_layers_and_dropout_are_warned_about() -> None:
+    with pytest.warns(UserWarning, match=r"in-place layers 'body\.1' \(ReLU\)"):
+        check_model(inside(nn.ReLU(inplace=True)))
+    with pytest.warns(UserWarning, match=r"Dropout layers 'body\.1' \(Dropout2d\)"):
+        check_model(inside(nn.Dropout2d(0.1)))
+
+
+class Centred(nn.Module):
+    """Subtracts the mean of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+class Counting(nn.Module):
+    """Remembers the largest value it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest = torch.maximum(self.largest, x.detach().max())
+        return x
+
+
+def test_a_layer_that_mixes_examples_is_found_and_named() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), Centred()), nn.Linear(4, 2))
+    with pytest.raises(ModelError, match=r"'1\.1' \(Centred\)"):
+        check_examples_independent(module, torch.zeros(4))
+
+
+def test_attention_over_the_batch_is_found() -> None:
+    mixing, batched = (nn.TransformerEncoderLayer(4, 2, 8, batch_first=first) for first in (False, True))
+    with pytest.raises(ModelError, match="depends on the other examples"):
+        check_examples_independent(mixing, torch.zeros(3, 4))
+    check_examples_independent(batched, torch.zeros(3, 4))
+
+
+def test_batch_norm_is_found_by_its_behaviour_too() -> None:
+    with pytest.raises(ModelError, match=r"'1' \(BatchNorm1d\)"):
+        check_examples_independent(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(), torch.zeros(4))
+
+
+def test_a_buffer_that_changes_is_found_and_the_model_is_left_alone() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), Counting())
+    with pytest.raises(ModelError, match=r"'1\.largest'"):
+        check_examples_independent(module, torch.zeros(4))
+    assert module[1].largest == 0
+    assert not any(layer._forward_hooks for layer in module.modules())
+
+
+def test_independent_models_pass_with_dropout_and_whole_numbers() -> None:
+    module = nn.Sequential(nn.Embedding(5, 6), nn.Flatten(), nn.Dropout(0.5), nn.Linear(18, 4), nn.LayerNorm(4))
+    check_examples_independent(module, torch.zeros(3, dtype=torch.long))
+
+
+class Forgetful(nn.Module):
+    """Has a layer it never uses and one behind a detach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.cut = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(self.cut(x).detach())
+
+
+def test_parameters_without_gradient_are_named() -> None:
+    example = (torch.zeros(4), torch.tensor(0))
+    with pytest.raises(ModelError, match=r"'unused\.weight', 'unused\.bias', 'cut\.weight', 'cut\.bias'"):
+        check_gradients_reach(Forgetful(), entropy, example)
+    check_gradients_reach(nn.Linear(4, 3), entropy, example)
+    with pytest.raises(ModelError, match="does not depend"):
+        check_gradients_reach(nn.Linear(4, 3), lambda outputs, targets: outputs.detach().sum(dim=1), example)
+
+
+def test_probes_leave_torchs_generator_alone() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    check_examples_independent(module, torch.zeros(4))
+    check_gradients_reach(module, entropy, (torch.zeros(4), torch.tensor(0)))
+    assert torch.equal(torch.rand(2), expected)

@@ -1,0 +1,251 @@
+"""The loop, end to end on scikit-learn's digits: laws of privacy, of bytes, and of going on after a stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpcsgp import training
+from dpcsgp.assembly import Blueprint, Data, assemble, design, load_data
+from dpcsgp.config import Config, load_config
+from dpcsgp.network import Simulator
+from dpcsgp.results import ResultsFolder
+
+SMALL = [
+    "task.name=digits",
+    "task.model=mlp:16",
+    "graph.name=random_digraph",
+    "graph.num_nodes=4",
+    "algorithm.steps=12",
+    "algorithm.learning_rate=1.0",
+    "privacy.expected_batch_size=64",
+    "privacy.epsilon=4",
+    "run.evaluate_every=4",
+    "run.checkpoint_every=3",
+]
+
+
+class Wiretap(Simulator):
+    """A network that keeps a copy of every frame that left."""
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__(blueprint.topology)
+        self.frames: list[Tensor] = []
+
+    def exchange(self, frames_NB: Tensor) -> Tensor:
+        self.frames.append(frames_NB.clone())
+        return super().exchange(frames_NB)
+
+
+def prepare(out: Path, *settings: str) -> tuple[training.Run, Blueprint, ResultsFolder]:
+    config = load_config(None, [*SMALL, *settings])
+    data, blueprint = build(config)
+    folder = ResultsFolder.create(out, config)
+    run = assemble(blueprint, data, Wiretap(blueprint), folder.path, folder.run_id)
+    return run, blueprint, folder
+
+
+def build(config: Config) -> tuple[Data, Blueprint]:
+    data = load_data(config)
+    return data, design(config, data.facts)
+
+
+def resume(out: Path) -> tuple[training.Run, training.Progress]:
+    folder, config = ResultsFolder.reopen(out)
+    data, blueprint = build(config)
+    run = assemble(blueprint, data, Wiretap(blueprint), folder.path, folder.run_id)
+    assert run.checkpoints is not None
+    snapshot = run.checkpoints.load_common([run.checkpoints.whole_steps()])
+    return run, training.train(run, resume_from=snapshot)
+
+
+def frames(run: training.Run) -> list[Tensor]:
+    assert isinstance(run.network, Wiretap)
+    return run.network.frames
+
+
+def test_a_run_learns_and_its_three_numbers_agree(tmp_path: Path) -> None:
+    run, blueprint, folder = prepare(tmp_path / "run")
+    summary = folder.finish(blueprint, run, training.train(run))
+    assert summary["accuracy_node_mean"] > 0.5
+    assert summary["private"] and summary["epsilon"] <= 4
+    assert summary["epsilon"] == pytest.approx(4, rel=0.02)
+    sent = sum(frame.shape[1] for frame in frames(run))
+    assert summary["bytes_per_edge"] == sent == blueprint.bytes_per_edge()
+    assert summary["releases"] == [12] * 4
+    degrees = [len(blueprint.topology.receivers_from(node)) - 1 for node in range(4)]
+    assert summary["bytes_sent_per_node"] == sent * max(degrees)
+    assert json.loads((folder.path / "summary.json").read_text())["stopped_because"] == "completed"
+
+
+def test_the_ledger_holds_as_many_releases_as_steps(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run")
+    training.train(run)
+    assert all(sum(count for _, count in run.ledger.releases(node)) == 12 for node in range(4))
+
+
+def test_the_ledger_is_on_disk_before_the_message_leaves(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run")
+    seen: list[int] = []
+    real = run.network.exchange
+
+    def exchange(frames_NB: Tensor) -> Tensor:
+        lines = (tmp_path / "run" / "ledger" / "node-0000.jsonl").read_text().splitlines()
+        seen.append(len(lines) - 1)
+        return real(frames_NB)
+
+    run.network.exchange = exchange  # type: ignore[method-assign]
+    training.train(run)
+    assert seen[:12] == list(range(1, 13))
+
+
+def test_a_seeded_run_repeats_and_says_that_it_is_not_private(tmp_path: Path) -> None:
+    finals = []
+    for name in ("a", "b"):
+        run, blueprint, folder = prepare(tmp_path / name, "privacy.seed=5")
+        progress = training.train(run)
+        assert folder.finish(blueprint, run, progress)["private"] is False
+        finals.append(progress.state.x_ND)
+    assert torch.equal(*finals)
+
+
+def test_private_runs_differ(tmp_path: Path) -> None:
+    finals = [training.train(prepare(tmp_path / name)[0]).state.x_ND for name in "ab"]
+    assert not torch.equal(*finals)
+
+
+@pytest.mark.parametrize("stop_at", [1, 5, 11])
+def test_a_seeded_run_resumed_anywhere_ends_bit_identical(tmp_path: Path, stop_at: int) -> None:
+    whole = training.train(prepare(tmp_path / "whole", "privacy.seed=5", "compression.spec=gsgd:4/64")[0])
+    run, _, _ = prepare(tmp_path / "cut", "privacy.seed=5", "compression.spec=gsgd:4/64")
+    cut = training.train(run, should_stop=lambda step: step == stop_at)
+    assert cut.stopped_because == f"interrupted at step {stop_at} of 12"
+    run.ledger.close()
+    run, resumed = resume(tmp_path / "cut")
+    assert resumed.stopped_because == "completed"
+    assert all(
+        torch.equal(getattr(whole.state, name), value)
+        for name, value in resumed.state._asdict().items()
+        if isinstance(value, Tensor)
+    )
+    assert run.network.traffic.bytes_per_edge == run.algorithm.wire_bytes(run.anchor_D.numel(), 15)
+
+
+def test_a_crash_replays_with_fresh_noise_and_the_ledger_counts_both(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run", "privacy.replay_reserve=4")
+
+    def crash(progress: training.Progress) -> None:
+        if progress.state.step == 5:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        training.train(run, watch=crash)
+    before = frames(run)
+    run.ledger.close()
+    run, resumed = resume(tmp_path / "run")
+    assert resumed.stopped_because == "completed"
+    assert sum(count for _, count in run.ledger.releases(0)) == 14  # steps 3 and 4 were released twice
+    assert max(run.epsilon_spent()) <= 4
+    assert not torch.equal(before[3], frames(run)[0])
+
+
+def test_without_a_reserve_the_run_stops_early_instead_of_overspending(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run")
+
+    def crash(progress: training.Progress) -> None:
+        if progress.state.step == 5:
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        training.train(run, watch=crash)
+    run.ledger.close()
+    run, resumed = resume(tmp_path / "run")
+    assert resumed.stopped_because == "privacy budget spent at step 10 of 12"
+    assert max(run.epsilon_spent()) <= 4
+
+
+def test_noise_comes_before_encoding(tmp_path: Path) -> None:
+    """The first message of a node is its noised gradient: encoded before the noise, it would be far smaller."""
+    settings = ["privacy.epsilon=0.2", "compression.spec=none", "algorithm.momentum=0"]
+    run, _, _ = prepare(tmp_path / "run", *settings)
+    training.train(run, should_stop=lambda step: step == 1)
+    dim = run.anchor_D.numel()
+    payload = frames(run)[0][:, -4 * dim - 16 : -16].contiguous().view(torch.float32)
+    noise_norm = run.mechanism.noise_multipliers[0] * dim**0.5 / 64
+    assert float(payload.norm(dim=1).mean()) == pytest.approx(noise_norm, rel=0.1)
+    assert noise_norm > 5  # a mean of gradients clipped to norm 1 could never be as long
+
+
+def test_huge_clip_and_no_noise_is_sgd(tmp_path: Path) -> None:
+    settings = ["privacy.noise=none", "privacy.clip_norm=1e6", "algorithm.momentum=0", "algorithm.steps=1"]
+    settings += ["privacy.expected_batch_size=375", "algorithm.name=local", "algorithm.polish_rounds=0"]
+    run, blueprint, _ = prepare(tmp_path / "run", *settings)
+    state = training.train(run).state
+    module, task = blueprint.module, run.task
+    inputs, targets = task.examples(torch.arange(375).expand(4, -1))
+    loss = task.loss(module(inputs[2]), targets[2]).mean()
+    gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
+    assert torch.allclose(state.x_ND[2], -1.0 * gradient, atol=1e-5)
+
+
+def test_a_node_whose_budget_ends_keeps_gossiping_without_releases(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run", "algorithm.steps=6")
+    run.budget.remaining[1] = 2
+    progress = training.train(run)
+    assert progress.stopped_because == "completed"
+    assert [sum(count for _, count in run.ledger.releases(node)) for node in range(4)] == [6, 2, 6, 6]
+
+
+def test_per_node_budgets_and_batch_sizes(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run", "privacy.epsilon=[1,2,4,8]", "privacy.expected_batch_size=[16,32,64,64]")
+    training.train(run)
+    assert all(spent <= limit for spent, limit in zip(run.epsilon_spent(), [1, 2, 4, 8], strict=True))
+    assert all(spent > 0.9 * limit for spent, limit in zip(run.epsilon_spent(), [1, 2, 4, 8], strict=True))
+
+
+def test_nothing_unaccounted_is_recorded(tmp_path: Path) -> None:
+    run, blueprint, folder = prepare(tmp_path / "run")
+    folder.finish(blueprint, run, training.train(run))
+    keys = {key for row in run.recorder.rows for key in row} | set(json.loads((folder.path / "summary.json").read_text()))
+    forbidden = ("loss", "norm", "clipped", "batch", "index", "indices", "gradient")
+    assert not [key for key in keys if any(word in key for word in forbidden)]
+
+
+@pytest.mark.parametrize("name", ["dp-block", "dp2sgd", "dp-sgp", "dp-sgd", "local"])
+def test_all_private_methods_go_through_the_same_loop(tmp_path: Path, name: str) -> None:
+    settings = [f"algorithm.name={name}", "compression.spec=none"]
+    run, blueprint, folder = prepare(tmp_path / name, *settings)
+    summary = folder.finish(blueprint, run, training.train(run))
+    assert summary["accuracy_node_mean"] > 0.3
+    assert summary["epsilon"] <= 4
+    assert (summary["bytes_per_edge"] == 0) == (name in ("local", "dp-sgd")) or summary["num_nodes"] == 1
+    assert summary["bytes_per_edge"] == blueprint.bytes_per_edge()
+
+
+def test_a_diverging_run_ends_with_what_it_has(tmp_path: Path) -> None:
+    config = load_config(
+        None,
+        [*SMALL, "compression.spec=rand:0.1", "algorithm.mixing_rate=1", "algorithm.steps=1500", "algorithm.learning_rate=30",
+         "privacy.noise=none", "run.evaluate_every=0", "run.checkpoint_every=0", "graph.name=directed_exponential"],
+    )  # fmt: skip
+    data = load_data(config)
+    blueprint = design(config, data.facts, allow_divergence=True)
+    folder = ResultsFolder.create(tmp_path / "run", config)
+    run = assemble(blueprint, data, Simulator(blueprint.topology), folder.path, folder.run_id)
+    summary = folder.finish(blueprint, run, training.train(run))
+    assert summary["stopped_because"].startswith("diverged")
+    assert "node" in summary["stopped_because"] and "step" in summary["stopped_because"]
+
+
+def test_the_callbacks_see_public_facts_only(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run", "algorithm.steps=2")
+    seen: list[Any] = []
+    watch: Callable[[training.Progress], None] = lambda progress: seen.append(progress.state.step)  # noqa: E731
+    training.train(run, watch=watch)
+    assert seen == [1, 2, 2, 2, 2]
