@@ -224,6 +224,13 @@ def test_the_module_and_the_arguments_are_left_alone(module: nn.Module) -> None:
     assert not batch.parameters_ND.requires_grad
 
 
+def test_callers_may_have_switched_gradients_off(module: nn.Module) -> None:
+    batch, engine = Batch(module, 2, 5), clipping_engine(module, entropy)
+    with torch.no_grad():
+        ours = batch.sum(engine, 0.5)
+    assert torch.equal(ours, batch.sum(engine, 0.5))
+
+
 def test_linear_stacks_are_recognised() -> None:
     tied = nn.Linear(4, 4)
     assert is_linear_stack(stack())

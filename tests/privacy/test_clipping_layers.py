@@ -228,6 +228,14 @@ def test_anything_else_falls_back_and_says_so(name: str, views: int) -> None:
         check(build(), shape, views)
 
 
+def test_a_layer_with_another_forward_is_not_trusted() -> None:
+    module = nn.Sequential(nn.Linear(4, 3))
+    original = module[0].forward
+    module[0].forward = lambda input: original(input).square()
+    with pytest.warns(UserWarning, match=r"0\.weight"):
+        check(module, (4,))
+
+
 class InPlace(nn.Module):
     """Overwrites layer outputs, as many published networks do."""
 

@@ -110,5 +110,6 @@ RULES: Final[dict[type[nn.Module], Rule]] = {
 
 
 def has_rule(layer: nn.Module) -> bool:
-    """Tell whether a layer's parameters have closed forms; subclasses may compute anything, so only exact types do."""
-    return type(layer) in RULES and not layer._parameters.keys() - {"weight", "bias"}
+    """Tell whether a layer's parameters have closed forms: only exact types do, as subclasses may compute anything."""
+    as_written = "forward" not in vars(layer) and not layer._parameters.keys() - {"weight", "bias"}
+    return type(layer) in RULES and as_written

@@ -5,7 +5,8 @@ input; the backward pass stops at layer outputs and forms no weight gradient. Pa
 layers, bare parameters of custom modules, weights used past their own layer) get explicit per-example gradients from
 `torch.func`, a few examples at a time, and a warning once.
 
-The module's own mode counts: in `train()` Dropout draws its masks, in `eval()` it does not.
+The module's own mode counts: in `train()` Dropout draws its masks, in `eval()` it does not. Where some parameters are
+formed explicitly, their pass draws masks of its own; clipping still acts on the whole vector that is summed.
 
 Legend: N hosted nodes, E examples, M augmented views of an example, D coordinates, P coordinates of one parameter.
 """
@@ -51,7 +52,7 @@ class LayerwiseEngine:
         self._views = views
         self._layout = ParameterLayout.of(module)
         self._owned = _owned_parameters(module)
-        self._plans: dict[tuple[torch.Size, torch.dtype], frozenset[str]] = {}
+        self._plans: dict[tuple[torch.Size, torch.dtype, bool], frozenset[str]] = {}
 
     def clipped_sum(
         self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
@@ -93,7 +94,8 @@ class LayerwiseEngine:
     ) -> dict[str, Term]:
         """Run the two passes and return the term of every parameter in `closed`."""
         outputs, calls = self._forward(parameters, closed, inputs)
-        total = self._losses(outputs, targets, len(inputs)).sum()
+        with torch.enable_grad():
+            total = self._losses(outputs, targets, len(inputs)).sum()
         deltas = list(torch.autograd.grad(total, [call.edge for call in calls], allow_unused=True))
         uses: dict[str, list[Term]] = {}
         with torch.no_grad():
@@ -135,14 +137,13 @@ class LayerwiseEngine:
 
     def _losses(self, outputs: Any, targets: Tensor, num_examples: int) -> Tensor:
         """Return the loss of every example, the mean over its views."""
-        with torch.enable_grad():
-            losses = self._loss(outputs, targets.repeat_interleave(self._views, dim=0) if self._views > 1 else targets)
-            check_losses(losses, num_examples * self._views)
-            return losses.view(num_examples, self._views).mean(dim=1)
+        losses = self._loss(outputs, targets.repeat_interleave(self._views, dim=0) if self._views > 1 else targets)
+        check_losses(losses, num_examples * self._views)
+        return losses.view(num_examples, self._views).mean(dim=1)
 
     def _plan(self, parameters: dict[str, Tensor], inputs: Tensor) -> frozenset[str]:
         """Return the parameters whose closed forms are exact, found once per input shape on public zero inputs."""
-        key = (inputs.shape[1:], inputs.dtype)
+        key = (inputs.shape[1:], inputs.dtype, self._module.training)
         if key not in self._plans:
             candidates = {name for names in self._owned.values() for name in names.values()}
             for num_examples in (2, 3):  # an axis that follows both sizes is the example axis
