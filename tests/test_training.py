@@ -112,12 +112,12 @@ def test_a_seeded_run_repeats_and_says_that_it_is_not_private(tmp_path: Path) ->
         progress = training.train(run)
         assert folder.finish(blueprint, run, progress)["private"] is False
         finals.append(progress.state.x_ND)
-    assert torch.equal(*finals)
+    assert torch.equal(finals[0], finals[1])
 
 
 def test_private_runs_differ(tmp_path: Path) -> None:
     finals = [training.train(prepare(tmp_path / name)[0]).state.x_ND for name in "ab"]
-    assert not torch.equal(*finals)
+    assert not torch.equal(finals[0], finals[1])
 
 
 @pytest.mark.parametrize("stop_at", [1, 5, 11])
@@ -179,7 +179,7 @@ def test_noise_comes_before_encoding(tmp_path: Path) -> None:
     payload = frames(run)[0][:, -4 * dim - 16 : -16].contiguous().view(torch.float32)
     noise_norm = run.mechanism.noise_multipliers[0] * dim**0.5 / 64
     assert float(payload.norm(dim=1).mean()) == pytest.approx(noise_norm, rel=0.1)
-    assert noise_norm > 5  # a mean of gradients clipped to norm 1 could never be as long
+    assert noise_norm > 3  # a mean of gradients clipped to norm 1 could never be as long
 
 
 def test_huge_clip_and_no_noise_is_sgd(tmp_path: Path) -> None:
@@ -212,7 +212,9 @@ def test_per_node_budgets_and_batch_sizes(tmp_path: Path) -> None:
 def test_nothing_unaccounted_is_recorded(tmp_path: Path) -> None:
     run, blueprint, folder = prepare(tmp_path / "run")
     folder.finish(blueprint, run, training.train(run))
-    keys = {key for row in run.recorder.rows for key in row} | set(json.loads((folder.path / "summary.json").read_text()))
+    keys = {key for row in run.recorder.rows for key in row} | set(
+        json.loads((folder.path / "summary.json").read_text())
+    )
     forbidden = ("loss", "norm", "clipped", "batch", "index", "indices", "gradient")
     assert not [key for key in keys if any(word in key for word in forbidden)]
 

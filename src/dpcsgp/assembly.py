@@ -20,7 +20,6 @@ from dpcsgp.algorithms import DPCSGP, DPSGD, SGP, Algorithm, ChocoSGD, DPBlock, 
 from dpcsgp.checkpoint import CheckpointFolder
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
-from dpcsgp.errors import UnstableError
 from dpcsgp.graphs import Topology, best_mixing_rate, metropolis_weights, mixing_radius, require_stable
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import (
@@ -35,7 +34,7 @@ from dpcsgp.privacy import (
 from dpcsgp.privacy.models import check_model
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness, torch_seed
 from dpcsgp.recording import Recorder
-from dpcsgp.tasks import Classification, build_model, load_dataset, parse_features, partition
+from dpcsgp.tasks import Classification, build_model, compute_features, load_dataset, parse_features, partition
 from dpcsgp.training import Run, TrainingNetwork
 from dpcsgp.training import Schedule as TrainingSchedule
 
@@ -128,7 +127,7 @@ def load_data(config: Config, progress: Any = None) -> Data:
     parts = [
         torch.from_numpy(part) for part in partition(images.train_labels.numpy(), num_nodes, spec, config.run.seed)
     ]
-    inputs, test_inputs = features.apply(images.train_inputs), features.apply(images.test_inputs)
+    inputs, test_inputs = compute_features(images, features, progress=progress)
     facts = Facts(tuple(inputs.shape[1:]), images.num_classes, tuple(len(part) for part in parts))
     return Data(inputs, images.train_labels, parts, (test_inputs, images.test_labels), facts)
 

@@ -44,7 +44,9 @@ def test_a_small_run_fills_the_results_folder(tmp_path: Path) -> None:
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys, dpcsgp.cli.main as m; m.cli(['--help'], standalone_mode=False); assert 'torch' not in sys.modules"
+    code = (
+        "import sys, dpcsgp.cli.main as m; m.cli(['--help'], standalone_mode=False); assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -83,7 +85,9 @@ def test_wrong_settings_end_with_code_2_and_a_remedy(tmp_path: Path, values: lis
 def test_a_graph_that_is_not_strongly_connected_is_named(tmp_path: Path) -> None:
     edges = tmp_path / "edges.txt"
     edges.write_text("0 1\n1 0\n1 2\n")
-    done = dpcsgp("run", *settings("task.name=digits", "graph.name=edges", f"graph.edges_file={edges}", "graph.num_nodes=3"))
+    done = dpcsgp(
+        "run", *settings("task.name=digits", "graph.name=edges", f"graph.edges_file={edges}", "graph.num_nodes=3")
+    )
     assert done.returncode == 2
     assert "node 2" in done.stderr or "from node 2" in done.stderr
 
@@ -97,7 +101,11 @@ def test_a_missing_config_file_is_named() -> None:
 @pytest.mark.slow
 def test_ctrl_c_saves_and_resume_completes(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = [*settings(*DIGITS, "algorithm.steps=4000", "run.checkpoint_every=500", "privacy.seed=1", "run.evaluate_every=1000")]
+    words = [
+        *settings(
+            *DIGITS, "algorithm.steps=4000", "run.checkpoint_every=500", "privacy.seed=1", "run.evaluate_every=1000"
+        )
+    ]
     process = subprocess.Popen(
         command("run", *words, "--out", str(out)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -113,7 +121,9 @@ def test_ctrl_c_saves_and_resume_completes(tmp_path: Path) -> None:
     config = (out / "config.toml").read_text().replace("steps = 4000", "steps = 4000")
     assert "steps = 4000" in config
     done = dpcsgp("run", "--resume", "--out", str(out), "--set", "algorithm.steps=3")
-    assert done.returncode == 2 and "--resume takes its settings from the results folder" in " ".join(done.stderr.split())
+    assert done.returncode == 2 and "--resume takes its settings from the results folder" in " ".join(
+        done.stderr.split()
+    )
 
 
 @pytest.mark.slow

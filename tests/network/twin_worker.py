@@ -51,7 +51,9 @@ def trace(network: Network, spec: str) -> dict[str, torch.Tensor]:
     random = PublicRandomness(7, network.nodes)
     for step in range(STEPS):
         state = method.step(state, gradients(step, network.nodes), recorded, random)  # type: ignore[arg-type]
-    tensors = {name: value for name, value in state._asdict().items() if isinstance(value, torch.Tensor) and "_N" in name}
+    tensors = {
+        name: value for name, value in state._asdict().items() if isinstance(value, torch.Tensor) and "_N" in name
+    }
     frames = torch.cat([frame.flatten(1) for frame in recorded.sent], dim=1)
     sent = torch.tensor(network.traffic.bytes_sent)  # type: ignore[attr-defined]
     return {**tensors, "models": method.model(state), "frames": frames, "bytes": sent}  # type: ignore[arg-type]
@@ -65,7 +67,9 @@ def main(spec: str, out: str) -> None:
     health = Health(lambda: place.open_store(30), place.rank, hosting, 30)
     network = TorchDistributed(irregular(), place, store, health, timeout=30)
     result = trace(network, spec)
-    save_file({name: tensor.contiguous() for name, tensor in result.items()}, Path(out) / f"rank-{place.rank}.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in result.items()}, Path(out) / f"rank-{place.rank}.safetensors"
+    )
     network.agree("done", True)
     network.close()
 

@@ -73,7 +73,8 @@ def test_inactive_nodes_release_nothing() -> None:
 
 def test_fresh_keys_never_repeat_a_noise_vector() -> None:
     release = [
-        mechanism(1.0).release(lambda i, p: torch.zeros(1, 64), 3, PrivateRandomness.fresh([0]), [True]) for _ in range(2)
+        mechanism(1.0).release(lambda i, p: torch.zeros(1, 64), 3, PrivateRandomness.fresh([0]), [True])
+        for _ in range(2)
     ]
     assert not torch.equal(release[0], release[1])
 

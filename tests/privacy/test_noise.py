@@ -31,7 +31,7 @@ def test_moments_and_kolmogorov_smirnov() -> None:
 
 @pytest.mark.slow
 def test_tails_to_five_sigma() -> None:
-    counts = {bound: 0 for bound in (3.0, 4.0, 4.5, 5.0)}
+    counts = dict.fromkeys((3.0, 4.0, 4.5, 5.0), 0)
     total = 0
     for step in range(40):
         values = np.abs(draw(1_000_000, step))

@@ -12,6 +12,7 @@ arXiv 2011.11660, on hand-made features for private learning.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, final
 
@@ -19,9 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dpcsgp.errors import ConfigError
+
 Shape = tuple[int, int, int]
 
+CHUNK: Final = 250  # images at a time
 HOG_NORM: Final = 8.0
+COLOUR_NORM: Final = 0.6  # weight of colours beside shapes of norm one
 _FLOOR: Final = 0.01  # smallest deviation or norm to divide by: a blank image stays near zero
 
 
@@ -71,9 +76,7 @@ class Standardize:
 
     def apply(self, images: Tensor) -> Tensor:
         """Return standardised pixels, all channels together."""
-        pixels = Pixels().apply(images)
-        deviation, mean = torch.std_mean(pixels, (1, 2, 3), correction=0, keepdim=True)
-        return (pixels - mean) / deviation.clamp_min(_FLOOR)
+        return in_chunks(_standardize, images)
 
 
 @final
@@ -90,13 +93,92 @@ class LowFrequencies:
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """Return (C, k, k)."""
+        if self.size > min(input_shape[1:]):
+            raise ConfigError(
+                f"task.features = {self.spec!r}: images of {input_shape[1]} x {input_shape[2]} have fewer frequencies; "
+                f"try 'dct:{min(input_shape[1:])}'"
+            )
         return input_shape[0], self.size, self.size
 
     def apply(self, images: Tensor) -> Tensor:
         """Return R x S^T with the first k cosine rows R, S for the image's height and width."""
+        self.output_shape((images.shape[1], images.shape[2], images.shape[3]))  # refuse images that are too small
         rows, columns = (cosines(self.size, side).to(images.device) for side in images.shape[2:])
-        block = rows @ Standardize().apply(images) @ columns.T
-        return scale_to_norm(block, 2 * self.size * math.sqrt(images.shape[1]))
+        norm = 2 * self.size * math.sqrt(images.shape[1])
+        return in_chunks(lambda chunk: scale_to_norm(rows @ _standardize(chunk) @ columns.T, norm), images)
+
+
+@final
+@dataclass(frozen=True)
+class OrientedGradients:
+    """Histograms of gradient directions in cells of 4 x 4 pixels (2 x 2 below 16 pixels), scaled to norm 8.
+
+    A pixel's gradient length is shared between the two nearest of `orientations` directions round the full circle, and
+    between the nearest cells (tents). Each cell holds square roots minus their mean over directions. Of a colour image
+    the channel with the longest gradient counts, and the colours themselves follow as a small picture.
+    """
+
+    orientations: int
+
+    @property
+    def spec(self) -> str:
+        """Canonical spelling."""
+        return f"hog:{self.orientations}"
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Return (orientations, cells down, cells across); colour images have one more channel per colour."""
+        channels, height, width = input_shape
+        colours = channels if channels > 1 else 0
+        return self.orientations + colours, num_cells(height), num_cells(width)
+
+    def apply(self, images: Tensor) -> Tensor:
+        """Return centred square roots of the histograms."""
+        return in_chunks(self._of_chunk, images)
+
+    def _of_chunk(self, images: Tensor) -> Tensor:
+        pixels = Pixels().apply(images)
+        down, across = (tents(num_cells(side), side).to(pixels.device) for side in pixels.shape[2:])
+        roots = (down @ self._votes(pixels) @ across.T).sqrt()
+        shapes = scale_to_norm(roots - roots.mean(1, keepdim=True), 1.0)
+        if pixels.shape[1] > 1:
+            colours = down @ pixels @ across.T
+            colours = scale_to_norm(colours - colours.mean((1, 2, 3), keepdim=True), COLOUR_NORM)
+            shapes = torch.cat([shapes, colours], 1)
+        return scale_to_norm(shapes, HOG_NORM)
+
+    def _votes(self, pixels: Tensor) -> Tensor:
+        """Return (E, orientations, H, W): each pixel's gradient length, shared between the two nearest directions."""
+        framed = pad(pixels, (1, 1, 1, 1), mode="replicate")
+        across = framed[:, :, 1:-1, 2:] - framed[:, :, 1:-1, :-2]
+        down = framed[:, :, 2:, 1:-1] - framed[:, :, :-2, 1:-1]
+        length, strongest = torch.hypot(across, down).max(1, keepdim=True)
+        angle = torch.atan2(down.gather(1, strongest), across.gather(1, strongest))
+        position = angle * (self.orientations / (2 * math.pi))
+        direction = torch.arange(self.orientations, device=pixels.device).view(1, -1, 1, 1)
+        distance = (position - direction).remainder(self.orientations)  # round the circle
+        distance = torch.minimum(distance, self.orientations - distance)
+        return length * (1 - distance).clamp_min(0)
+
+
+def num_cells(side: int) -> int:
+    """Return the number of cells along a side: one per 4 pixels, one per 2 for tiny images."""
+    return max(1, side // (4 if side >= 16 else 2))
+
+
+def in_chunks(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Apply a map to some hundred images at a time, whose intermediate results then stay in the processor's cache."""
+    first = function(images[:CHUNK])
+    features = first.new_empty(len(images), *first.shape[1:])
+    features[:CHUNK] = first
+    for start in range(CHUNK, len(images), CHUNK):
+        features[start : start + CHUNK] = function(images[start : start + CHUNK])
+    return features
+
+
+def _standardize(images: Tensor) -> Tensor:
+    pixels = Pixels().apply(images)
+    deviation, mean = torch.std_mean(pixels, (1, 2, 3), correction=0, keepdim=True)
+    return (pixels - mean) / deviation.clamp_min(_FLOOR)
 
 
 def cosines(num_frequencies: int, num_points: int) -> Tensor:

@@ -1,36 +1,108 @@
-"""Public features: maps of one image at a time that look at no other data, so they cost no privacy.
-
-A private linear model on good features beats a private network on pixels, because noise is added to every coordinate:
-the fewer the model needs, the better. Two things help a clipped gradient, and all maps here do both: features have no
-large common part (it would use up the clip norm and tell nothing), and every image has the same norm.
+"""Choose public features by name, compute them once and keep them on disk.
 
 Legend: E examples, C channels, H rows and W columns of an image, K channels of the features.
-References: Dalal, Triggs (2005), histograms of oriented gradients; Tramer, Boneh (2021), arXiv 2011.11660, on why
-hand-made features serve private learning.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol, final
+from typing import Final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
-from torch.nn.functional import pad
 
-from dpcsgp.errors import ConfigError, DataError
+from dpcsgp.errors import ConfigError
 from dpcsgp.files import write_atomically
 from dpcsgp.tasks.datasets import ImageData, cache_folder
-from dpcsgp.tasks.scattering import Scatter
+from dpcsgp.tasks.feature_maps import FeatureMap, LowFrequencies, OrientedGradients, Pixels, Standardize
 from dpcsgp.tasks.sources import Progress, no_progress
 
-FEATURE_CHOICES: Final = "'none', 'standardize', 'dct:8', 'hog:8', 'scatter'"
-_CHUNK: Final = 250  # images at a time: intermediate results then stay in the processor's cache
+FEATURE_CHOICES: Final = "'none', 'standardize', 'dct:8', 'hog:8'"
 _VERSION: Final = 1  # part of every cached file's name: raise it when a map changes
-_FLOOR: Final = 0.01  # smallest standard deviation or norm to divide by; a blank image stays at zero
+_STEP: Final = 2500  # images between two reports of progress
+_CHEAP: Final = (Pixels, Standardize)  # faster to compute than to read
+
+
+def parse_features(spec: str) -> FeatureMap:
+    """Return the map that `spec` names: "none", "standardize", "dct:k" or "hog:orientations"."""
+    kind, colon, text = spec.partition(":")
+    plain = {"none": Pixels, "standardize": Standardize}
+    if kind in plain:
+        if colon:
+            raise ConfigError(f"task.features = {spec!r}: {kind!r} takes no number; write {kind!r}")
+        return plain[kind]()
+    if kind == "dct":
+        return LowFrequencies(_number(spec, text, 1, 64, "frequencies per side", "dct:8"))
+    if kind == "hog":
+        return OrientedGradients(_number(spec, text, 2, 64, "orientations", "hog:8"))
+    near = difflib.get_close_matches(kind, (*plain, "dct", "hog"), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "no such features;"
+    raise ConfigError(f"task.features = {spec!r}: {hint} choose from {FEATURE_CHOICES}")
+
+
+def compute_features(
+    data: ImageData, features: FeatureMap, cache_dir: Path | None = None, progress: Progress | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return float32 features of all training and all test images, from the cache if they were computed before."""
+    images = (data.train_inputs, data.test_inputs)
+    if isinstance(features, _CHEAP):
+        return features.apply(images[0]), features.apply(images[1])
+    name = f"{data.name}-{features.spec.replace(':', '')}-v{_VERSION}-{data.fingerprint[:16]}.safetensors"
+    path = (cache_dir or cache_folder()) / "features" / name
+    shape = features.output_shape((images[0].shape[1], images[0].shape[2], images[0].shape[3]))
+    cached = _read(path, [(len(part), *shape) for part in images])
+    if cached is not None:
+        return cached
+    total = len(images[0]) + len(images[1])
+    report = progress or no_progress
+    train = _apply(features, images[0], lambda done: report(f"features {features.spec}", done, total))
+    test = _apply(features, images[1], lambda done: report(f"features {features.spec}", len(train) + done, total))
+    _write(path, train, test)
+    return train, test
+
+
+def _number(spec: str, text: str, low: int, high: int, meaning: str, example: str) -> int:
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise ConfigError(f"task.features = {spec!r}: expected {meaning} from {low} to {high}; try {example!r}")
+    return int(text)
+
+
+def _apply(features: FeatureMap, images: Tensor, report: Callable[[int], None]) -> Tensor:
+    parts = []
+    for start in range(0, len(images), _STEP):
+        report(start)
+        parts.append(features.apply(images[start : start + _STEP]))
+    return torch.cat(parts)
+
+
+def _checksum(*tensors: Tensor) -> str:
+    checksum = hashlib.sha256()
+    for tensor in tensors:
+        checksum.update(tensor.numpy().data)
+    return checksum.hexdigest()
+
+
+def _write(path: Path, train: Tensor, test: Tensor) -> None:
+    """Keep features for the next run; a full or read-only disk only means that they are computed again."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        body = save({"train": train, "test": test}, metadata={"sha256": _checksum(train, test)})
+        write_atomically(path, body)
+
+
+def _read(path: Path, shapes: list[tuple[int, ...]]) -> tuple[Tensor, Tensor] | None:
+    """Return cached features, or None if there are none, or damaged ones."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            train, test = file.get_tensor("train"), file.get_tensor("test")
+            known = (file.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError):
+        return None
+    good = [tuple(part.shape) for part in (train, test)] == shapes and known == _checksum(train, test)
+    return (train, test) if good else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final, final
 
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from dpcsgp.errors import ConfigError
 
 MODEL_CHOICES: Final = "'mlp:128' (any widths, 'mlp:128,64'), 'logistic', 'cnn', 'resnet18'"
-_GROUPS: Final = 16  # per GroupNorm; 16 did best in De et al. (2022), arXiv 2204.13650
+_GROUPS: Final = 16  # per GroupNorm, as in De et al. (2022), arXiv 2204.13650
 _SMALLEST_SIDE: Final = 16  # the cnn's windows do not fit a smaller image
 
 Shape = Sequence[int]
@@ -54,7 +55,7 @@ def check_model(spec: str) -> str:
 
 def _mlp(widths: list[int]) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
+    for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
