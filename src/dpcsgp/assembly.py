@@ -20,6 +20,7 @@ from dpcsgp.algorithms import DPCSGP, DPSGD, SGP, Algorithm, ChocoSGD, DPBlock, 
 from dpcsgp.checkpoint import CheckpointFolder
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
+from dpcsgp.errors import UnstableError
 from dpcsgp.graphs import Topology, best_mixing_rate, metropolis_weights, mixing_radius, require_stable
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import (
@@ -158,7 +159,10 @@ def _mixing(
     wanted = config.algorithm.mixing_rate
     rate = best_mixing_rate(topology, compressor, dim) if wanted == "auto" else wanted
     if not allow_divergence:
-        require_stable(topology, compressor, rate, dim)
+        try:
+            require_stable(topology, compressor, rate, dim)
+        except UnstableError as error:
+            raise UnstableError(f"{error} To run it all the same: --allow-divergence") from None
     return rate, mixing_radius(topology, compressor, rate, dim)
 
 
@@ -242,9 +246,7 @@ def assemble(
         blueprint.module, data.inputs, data.labels, [data.parts[node] for node in nodes], data.test
     )
     deltas = [per_node(privacy.delta, len(data.parts))[node] for node in nodes]
-    private = (
-        PrivateRandomness.fresh(nodes) if privacy.seed is None else PrivateRandomness.seeded(privacy.seed, nodes)
-    )
+    private = PrivateRandomness.fresh(nodes) if privacy.seed is None else PrivateRandomness.seeded(privacy.seed, nodes)
     ledger = LedgerBook(
         out / "ledger",
         nodes,

@@ -183,8 +183,8 @@ def shapes(dim: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dim", [9, 650])
 @pytest.mark.parametrize("shape", ["gaussian", "one-hot", "flat", "heavy"])
 def test_error_is_within_omega(compressor: Compressor, dim: int, shape: str) -> None:
-    """E|Q(v) - v|^2 <= omega^2 |v|^2, up to the scatter of 200 draws (and 2 % for short rotated columns)."""
-    vector, num_draws = shapes(dim)[shape], 200
+    """E|Q(v) - v|^2 <= omega^2 |v|^2, up to the scatter of the draws (and 2 % for short rotated columns)."""
+    vector, num_draws = shapes(dim)[shape], 200 if dim == 9 else 60
     result = sent(compressor, vector.expand(num_draws, dim), PublicRandomness(1, range(num_draws)))
     ratios = (result.double() - vector).square().sum(1) / vector.double().square().sum()
     scatter = 4 * ratios.std().item() / num_draws**0.5
@@ -199,7 +199,7 @@ def test_moments_are_the_measured_ones(compressor: Compressor, dim: int) -> None
     if moments is None:
         assert compressor.spec.startswith(("top", "sign"))
         return
-    num_draws = 800
+    num_draws = 400
     x = gaussian(num_draws, dim, seed=9)
     result = sent(compressor, x, PublicRandomness(4, range(num_draws))).double()
     squares = x.double().square().sum(1)

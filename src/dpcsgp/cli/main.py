@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from dpcsgp.cli import account, data, demo, launch, report, run
+from dpcsgp.cli import account, data, demo, doctor, launch, plan, report, run
 from dpcsgp.errors import DpcsgpError
 
 cli = typer.Typer(
@@ -22,6 +22,8 @@ cli = typer.Typer(
 cli.command("run")(run.run)
 cli.command("launch")(launch.launch)
 cli.command("demo")(demo.demo)
+cli.command("doctor")(doctor.doctor)
+cli.command("plan")(plan.plan)
 cli.command("account")(account.account)
 cli.command("report")(report.report)
 cli.add_typer(data.app, name="data")
@@ -35,5 +37,5 @@ def app() -> None:
         from rich.console import Console
         from rich.text import Text
 
-        Console(stderr=True).print(Text("error: ", style="bold red") + Text(str(error)))
+        Console(stderr=True, soft_wrap=True).print(Text("error: ", style="bold red") + Text(str(error)))
         sys.exit(error.exit_code)

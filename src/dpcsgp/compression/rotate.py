@@ -30,6 +30,7 @@ from torch import Tensor
 
 from dpcsgp.compression.base import (
     FLOAT32_MAX,
+    TILE,
     Moments,
     input_rows,
     read_floats,
@@ -72,11 +73,6 @@ class RotationPlan:
         """Return the number of rotated coordinates, padding included."""
         return self.rows * self.columns
 
-    @property
-    def sign_bytes(self) -> int:
-        """Return the random bytes that the signs of one round take."""
-        return packed_bytes(self.length * self.columns, 1)
-
     def windows(self) -> list[tuple[slice, int]]:
         """Return (flat range of coordinates, spread) of each round: the first rows and the last rows in turn."""
         size, last = self.length * self.columns, (self.rows - self.length) * self.columns
@@ -112,7 +108,7 @@ def _candidate_plans(dim: int, bits: int) -> Iterator[RotationPlan]:
 def rotate(x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, step: int, start: int = 0) -> None:
     """Rotate in place, window by window: x <- H (signs * x) / sqrt(spread). `start` names the panel's streams."""
     for index, (window, spread) in enumerate(plan.windows()):
-        x_RW[:, window] *= _signs(plan, spread, random, f"{start}/{index}", step)
+        _multiply_signs(x_RW[:, window], spread, random, f"{start}/{index}", step)
         _hadamard(x_RW[:, window], plan, spread)
 
 
@@ -120,14 +116,17 @@ def rotate_back(x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, 
     """Undo `rotate` in place: windows in reverse order, x <- signs * (H x) / sqrt(spread)."""
     for index, (window, spread) in reversed(list(enumerate(plan.windows()))):
         _hadamard(x_RW[:, window], plan, spread)
-        x_RW[:, window] *= _signs(plan, spread, random, f"{start}/{index}", step)
+        _multiply_signs(x_RW[:, window], spread, random, f"{start}/{index}", step)
 
 
-def _signs(plan: RotationPlan, spread: int, random: PublicRandomness, name: str, step: int) -> np.ndarray:
-    """Return float32 (R, length * columns): +-1 / sqrt(spread) from the public streams of the rows' nodes."""
-    bytes_RB = random.bytes(f"compression/rotation/{name}", step, plan.sign_bytes)
+def _multiply_signs(x_RW: np.ndarray, spread: int, random: PublicRandomness, name: str, step: int) -> None:
+    """Multiply in place by +-1 / sqrt(spread), signs from the public streams of the rows' nodes, tile by tile."""
+    bytes_RB = random.bytes(f"compression/rotation/{name}", step, packed_bytes(x_RW.shape[1], 1))
     table = SIGNS_OF_BYTE * np.float32(1 / math.sqrt(spread))
-    return np.take(table, bytes_RB, axis=0).reshape(len(bytes_RB), -1)[:, : plan.length * plan.columns]
+    for first in range(0, x_RW.shape[1], TILE):
+        tile_RW = x_RW[:, first : first + TILE]
+        signs_RW = np.take(table, bytes_RB[:, first // 8 : (first + TILE) // 8], axis=0).reshape(len(x_RW), -1)
+        tile_RW *= signs_RW[:, : tile_RW.shape[1]]
 
 
 def _hadamard(x_RW: np.ndarray, plan: RotationPlan, spread: int) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -167,9 +167,47 @@ class GossipMoments:
     def _noisy_radius(self) -> float:
         """Solve log(spectral radius of K(level)) = 0 for log(level), above the pole of K at the decay without noise."""
         floor = float(np.log(max(self.linear_radius**2, self.noise * _perron_root(self._first_noise_to_error**2))))
-        tolerance = 1e-10 if self._closed_form else 2e-4
-        high = max(floor + 100.0 * tolerance, 0.0)
-        return float(np.exp(0.5 * _falling_root(self._log_loop_gain, floor, high, tolerance)))
+        tolerance = 1e-10 if self._closed_form else 1e-4
+        high = 0.0 if floor < 0.0 else floor + 0.02
+        at_high = self._log_loop_gain(high)
+        if at_high > 0.0:  # the value at a point bounds the way from there to the root
+            root = brentq(self._log_loop_gain, high, high + at_high + tolerance, xtol=tolerance)
+        elif self._closed_form or high - floor < tolerance:
+            root = _root_above_pole(self._log_loop_gain, max(floor, high + at_high - tolerance), high, tolerance)
+        else:
+            root = self._root_of_large_graph(floor, high, tolerance)
+        return float(np.exp(0.5 * float(root)))  # pyright: ignore[reportArgumentType]
+
+    def _root_of_large_graph(self, floor: float, high: float, tolerance: float) -> float:
+        """Return the root in few walks over the recursion.
+
+        With Perron vectors frozen the loop gain at any level is one scalar series, exact to second order in their
+        change: it gives the first root, and its slope corrects that by Newton steps on the true loop gain.
+        """
+        left_N, right_N = _perron_vectors(self._energy(self._recursion.noise_to_error, float(np.exp(high))))
+        series = self._series(floor, high, tolerance, left_N, right_N)
+        root = series.root(high)
+        for _ in range(8):
+            excess = self._log_loop_gain(root)
+            if abs(excess) <= 0.5 * tolerance * series.slope(root):
+                break
+            root = min(max(root + excess / series.slope(root), 0.5 * (root + floor)), high)
+        return root
+
+    def _series(
+        self, floor: float, high: float, tolerance: float, left_N: np.ndarray, right_N: np.ndarray
+    ) -> _GainSeries:
+        """Walk until further terms no longer move the root."""
+        rule, scale = self._recursion, self.noise / float(left_N @ right_N)
+        walk = stepped_energies(self.topology).profile(rule.noise_to_error, rule, np.exp(floor), left_N, right_N)
+        series, root, settled = _GainSeries(floor, np.empty(0), 1), np.inf, 0
+        for block in walk:
+            series = _GainSeries(floor, np.concatenate([series.terms, scale * block]), len(block))
+            previous, root = root, series.root(high)
+            settled = settled + 1 if abs(root - previous) < 0.1 * tolerance else 0
+            if settled == 2:
+                break
+        return series
 
     @property
     def _first_noise_to_error(self) -> np.ndarray:
@@ -178,24 +216,53 @@ class GossipMoments:
         return self.mixing_rate * (self.topology.weights - identity_NN) - identity_NN
 
 
-def _falling_root(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Return the root above `low` of a convex function that falls by at least one per unit; `low` may be a pole.
+def _root_above_pole(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
+    """Return the root of a falling function between a pole (or a positive value) at `low` and `high`."""
+    while high - low > tolerance:
+        probe = low + 0.25 * (high - low)
+        if function(probe) > 0.0:
+            return float(brentq(function, probe, high, xtol=tolerance))  # pyright: ignore[reportArgumentType]
+        high = probe
+    return low
 
-    The value at a point bounds the way from there to the root. Near the pole the function is slow to compute, so the
-    search comes down from `high` and goes there only if need be.
-    """
-    function = cache(function)
-    value = function(high)
-    if value > 0.0:
-        low, high = high, high + value + tolerance
-    else:
-        low = max(low, high + value - tolerance)
-        while high - low > tolerance and function(low + 0.25 * (high - low)) <= 0.0:
-            high = low + 0.25 * (high - low)
-        if high - low <= tolerance:
-            return low
-        low = low + 0.25 * (high - low)
-    return float(brentq(function, low, high, xtol=tolerance))  # pyright: ignore[reportArgumentType]
+
+@dataclass(frozen=True, eq=False)
+class _GainSeries:
+    """Hold sum_k terms_k exp(-k (log_level - floor)); beyond the known terms a block repeats the last one, falling."""
+
+    floor: float
+    terms: np.ndarray
+    block: int
+
+    def _weighted(self, log_level: float) -> tuple[float, float]:
+        """Return the sum and its slope in -log_level."""
+        fall = log_level - self.floor
+        powers_K = np.arange(1, len(self.terms) + 1)
+        value_K = self.terms * np.exp(-powers_K * fall)
+        ratio = np.exp(-self.block * fall)
+        rest = float(value_K[-self.block :].sum() * ratio / (1.0 - ratio))
+        reach = len(self.terms) + self.block / (1.0 - ratio)
+        return float(value_K.sum()) + rest, float(powers_K @ value_K) + rest * reach
+
+    def slope(self, log_level: float) -> float:
+        """Return how fast the logarithm of the sum falls."""
+        value, slope = self._weighted(log_level)
+        return slope / value
+
+    def root(self, high: float) -> float:
+        """Return the log level at which the sum is 1, at most `high`."""
+        if self._weighted(high)[0] >= 1.0:
+            return high
+        return _root_above_pole(lambda level: self._weighted(level)[0] - 1.0, self.floor, high, 1e-9)
+
+
+def _perron_vectors(matrix_NN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the left and right eigenvectors of the largest eigenvalue of a positive matrix, by power iteration."""
+    left_N = right_N = np.ones(len(matrix_NN))
+    for _ in range(200):
+        left_N, right_N = left_N @ matrix_NN, matrix_NN @ right_N
+        left_N, right_N = left_N / left_N.sum(), right_N / right_N.sum()
+    return left_N, right_N
 
 
 def _perron_root(matrix_NN: np.ndarray) -> float:

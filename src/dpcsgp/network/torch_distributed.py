@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,17 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 
-from dpcsgp.errors import ConfigError, DpcsgpError
+from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import Topology
-from dpcsgp.network.health import Health
+from dpcsgp.network.health import Health, SilentPeerError
 from dpcsgp.network.mixing import Mixer
 from dpcsgp.network.traffic import Traffic
-
-
-class SilentPeerError(DpcsgpError):
-    """A peer went silent: the message names the node."""
 
 
 @dataclass(frozen=True)
@@ -39,33 +37,42 @@ class Place:
     world_size: int
     host: str
     port: int
-    hosts_store: bool
+    hosts_store: bool = False
+    attempt: int = 0
 
     @classmethod
     def from_environment(cls) -> Place | None:
         """Return this process's place, or None if it was not started by torchrun or `dpcsgp launch`."""
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return None
-        rank = int(os.environ["RANK"])
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"RANK = {rank}, WORLD_SIZE = {world_size}: ranks run from 0 to {world_size - 1}")
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
         return cls(
             rank,
-            int(os.environ["WORLD_SIZE"]),
+            world_size,
             os.environ.get("MASTER_ADDR", "127.0.0.1"),
             int(os.environ.get("MASTER_PORT", "29500")),
             hosts_store=rank == 0 and not agent,
+            attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         )
 
     def open_store(self, timeout: float, hosting: bool = False) -> dist.Store:
         """Connect to the run's key-value store (`hosting`: this process serves it)."""
-        store = dist.TCPStore(
-            self.host, self.port, is_master=hosting, wait_for_workers=False, timeout=timedelta(seconds=timeout)
-        )
-        return dist.PrefixStore("dpcsgp", store)
+        limit = timedelta(seconds=timeout)
+        try:
+            store = dist.TCPStore(self.host, self.port, is_master=hosting, wait_for_workers=False, timeout=limit)
+        except RuntimeError as error:
+            raise SilentPeerError(
+                f"rank {self.rank} cannot reach the store of the run at {self.host}:{self.port} within {timeout:g} s; "
+                "start rank 0 first, and check MASTER_ADDR, MASTER_PORT and the firewall"
+            ) from error
+        return dist.PrefixStore(f"dpcsgp/{self.attempt}", store)
 
 
 def serve_store(port: int = 0) -> dist.TCPStore:
-    """Serve a store from this process (the launcher's), on a free port if none is given."""
+    """Serve a store from this process (the launcher's), to this machine only, on a free port if none is given."""
     return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
 
 
@@ -82,6 +89,18 @@ def spread(num_nodes: int, world_size: int) -> list[tuple[int, ...]]:
     return [tuple(int(node) for node in part) for part in np.array_split(np.arange(num_nodes), world_size)]
 
 
+def largest_lead(topology: Topology) -> int:
+    """Return how many rounds one node can be ahead of another: `1 + max over (i, j) of the hops from i to j`.
+
+    Node j finishes round t only with the round-t messages of its senders, so it waits for everybody sooner or later.
+
+    >>> from dpcsgp.graphs import directed_ring
+    >>> largest_lead(directed_ring(5))
+    5
+    """
+    return 1 + int(shortest_path((topology.weights > 0).T.astype(float), unweighted=True).max())
+
+
 class TorchDistributed:
     """A network whose other nodes live in other processes."""
 
@@ -91,19 +110,17 @@ class TorchDistributed:
         place: Place,
         store: dist.Store,
         health: Health,
-        timeout: float,
         key: bytes | None = None,
         backend: str = "gloo",
     ) -> None:
-        self.topology, self.key, self.timeout = topology, key, timeout
-        self._health = health
-        self._store = store
-        self._place = place
-        self._device = torch.device("cuda" if backend == "nccl" else "cpu")
+        self.topology, self.key = topology, key
+        self._place, self._store, self._health = place, store, health
+        self._device = _device(backend)
         hosting = spread(topology.num_nodes, place.world_size)
         rank_of = {node: rank for rank, nodes in enumerate(hosting) for node in nodes}
         self._mixer = Mixer(topology, hosting[place.rank])
         self.traffic = Traffic.of(topology, self._mixer.nodes)
+        self.bytes_to_processes = 0
         self._sends = [
             (row, rank)
             for row, node in enumerate(self.nodes)
@@ -112,13 +129,7 @@ class TorchDistributed:
         self._receives = [
             (row, rank_of[sender]) for row, sender in enumerate(self.senders) if rank_of[sender] != place.rank
         ]
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore("group", store),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=timeout),
-        )
+        self._join_group(backend)
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -138,49 +149,85 @@ class TorchDistributed:
     def exchange(self, frames_NB: Tensor) -> Tensor:
         """Send each hosted node's frame to its receivers; return the frames of `senders`."""
         frames_NB = frames_NB.contiguous().to(self._device)
-        received_SB = torch.empty(len(self.senders), frames_NB.shape[1], dtype=torch.uint8, device=self._device)
+        received_SB = torch.zeros(len(self.senders), frames_NB.shape[1], dtype=torch.uint8, device=self._device)
         received_SB[list(self.own_rows)] = frames_NB
         # Both sides list the frames of one pair of ranks by ascending sender; the tag says it again.
         receives = [
             dist.P2POp(dist.irecv, received_SB[row], rank, tag=self.senders[row]) for row, rank in self._receives
         ]
         sends = [dist.P2POp(dist.isend, frames_NB[row], rank, tag=self.nodes[row]) for row, rank in self._sends]
-        peers = [rank for _, rank in (*self._receives, *self._sends)]
-        self._complete([*receives, *sends], peers)
+        self._complete([*receives, *sends], [rank for _, rank in (*self._receives, *self._sends)])
         self.traffic.count(frames_NB.shape[1])
+        self.bytes_to_processes += len(sends) * frames_NB.shape[1]
         return received_SB.cpu()
 
     def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
         """Add `sum_j weights[i, j] values_j` to `onto_ND` (zeros if not given), sender after sender."""
         return self._mixer.mix(values_SD, onto_ND)
 
-    def agree(self, name: str, value: Any) -> list[Any]:
+    def agree(self, name: str, value: Any, seconds: float | None = None) -> list[Any]:
         """Publish a small JSON value and wait for everybody's, by rank."""
-        self._store.set(f"agree/{name}/{self._place.rank}", json.dumps(value))
-        values = []
-        for rank in range(self._place.world_size):
+        keys = [f"agree/{name}/{rank}" for rank in range(self._place.world_size)]
+        with self._health.limit(seconds) as give_up_at:
             try:
-                values.append(json.loads(self._store.get(f"agree/{name}/{rank}")))
-            except RuntimeError:
-                raise self._silent(rank) from None
-        return values
+                self._store.set(keys[self._place.rank], json.dumps(value))
+                for rank, key in enumerate(keys):
+                    self._health.waiting_for = rank if rank != self._place.rank else -1
+                    self._await(key, rank, give_up_at)
+                return [json.loads(self._store.get(key)) for key in keys]
+            except RuntimeError as error:
+                raise self._health.give_up(max(self._health.waiting_for, 0)) from error
 
-    def close(self) -> None:
-        """Leave the group."""
-        self._health.stop()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    def _await(self, key: str, rank: int, give_up_at: float) -> None:
+        """Poll: a blocking read of the store might never come back."""
+        pause = 0.001
+        while not self._store.check([key]):
+            self._health.raise_if_failed()
+            if time.monotonic() > give_up_at:
+                raise self._health.give_up(rank)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
 
     def _complete(self, operations: Sequence[dist.P2POp], peers: Sequence[int]) -> None:
-        peer = peers[0] if peers else self._place.rank
-        try:
-            works = dist.batch_isend_irecv(list(operations)) if operations else []
-            for work, peer in zip(works, peers, strict=True):
-                work.wait(timedelta(seconds=self.timeout * 0.75))  # the rest of the time is for finding out who it was
-        except RuntimeError as error:
-            raise self._silent(peer) from error
+        self._health.raise_if_failed()
+        if not operations:
+            return
+        with self._health.limit() as give_up_at:
+            peer = peers[0]
+            try:
+                works = dist.batch_isend_irecv(list(operations))
+                for work, peer in zip(works, peers, strict=False):  # NCCL returns one work for all
+                    self._health.waiting_for = peer
+                    work.wait(timedelta(seconds=max(give_up_at - time.monotonic(), 0.001)))
+            except RuntimeError as error:
+                raise self._health.give_up(peer) from error
 
-    def _silent(self, peer: int) -> SilentPeerError:
-        cause = self._health.diagnose(peer)
-        self._health.last_word(cause)
-        return SilentPeerError(f"{cause}: no message within {self.timeout:g} s. Restart it and continue with --resume")
+    def _join_group(self, backend: str) -> None:
+        with self._health.limit():
+            try:
+                dist.init_process_group(
+                    backend,
+                    store=dist.PrefixStore("group", self._store),
+                    rank=self._place.rank,
+                    world_size=self._place.world_size,
+                    timeout=timedelta(seconds=0.6 * self._health.timeout),
+                )
+            except RuntimeError as error:
+                self._health.raise_if_failed()
+                raise SilentPeerError(
+                    f"rank {self._place.rank} cannot connect to the other processes: {str(error).splitlines()[0]}; "
+                    "set GLOO_SOCKET_IFNAME to the network interface that reaches the other machines"
+                ) from error
+
+
+def leave_group() -> None:
+    """Close this process's connections; peers that wait for it notice at once."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _device(backend: str) -> torch.device:
+    if backend != "nccl":
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cuda")

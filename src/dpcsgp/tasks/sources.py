@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Sequence
@@ -240,8 +241,12 @@ def _open_url(url: str, seconds: float) -> Any:
         try:
             request = urllib.request.Request(url, headers={"User-Agent": "dpcsgp"})
             answer.put(urllib.request.urlopen(request, timeout=seconds))
-        except Exception as error:
-            answer.put(SourceError(str(getattr(error, "reason", None) or error)))
+        except urllib.error.HTTPError as error:
+            answer.put(SourceError(str(error)))
+        except urllib.error.URLError as error:
+            answer.put(SourceError(str(error.reason)))
+        except Exception as error:  # a thread must not swallow what its starter waits for
+            answer.put(SourceError(str(error) or type(error).__name__))
 
     threading.Thread(target=open_it, daemon=True).start()
     try:

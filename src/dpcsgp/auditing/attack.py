@@ -1,0 +1,134 @@
+"""What an attacker makes of the message stream: one score per victim, high where the canary seems to be.
+
+The attacker hears every frame and knows everything public: graph, weights, learning rates, momentum, masks, and the
+canary. Replaying the tape through the algorithm with zero gradients gives the part of each message that gossip explains;
+the rest, along the canary's direction, is a known linear mix of the private gradients, which is inverted. For an exact
+compressor what remains is `drawn + Normal(0, noise_multiplier^2)` per step, and the likelihood ratio is the best test
+there is. A broken mechanism may be weak elsewhere, so other scores compete, and the best one on separate trials is used.
+
+Legend: N nodes (two per trial), T trials, K rounds, S steps, D coordinates, B bytes of a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpcsgp.algorithms import DPSGD, SGP, DPBlock
+from dpcsgp.algorithms.base import rate_at
+from dpcsgp.algorithms.dp_block import block_indices
+from dpcsgp.auditing.experiment import Pairs, Setting
+from dpcsgp.randomness import PublicRandomness
+
+Scores = Callable[["Evidence"], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Per victim: what each round carried along the canary (T, K), and the steps' gradients recovered from it (T, S)."""
+
+    rounds_TK: np.ndarray
+    steps_TS: np.ndarray
+
+    def of(self, trials: np.ndarray) -> Evidence:
+        """Return some of the trials."""
+        return Evidence(self.rounds_TK[trials], self.steps_TS[trials])
+
+
+@dataclass
+class Replay(Pairs):
+    """Plays one taped round back and keeps what the receivers decoded."""
+
+    heard_SD: Tensor | None = field(default=None)
+
+    def exchange(self, frames_NB: Tensor) -> Tensor:
+        """Return the taped frames, whatever is given."""
+        self.heard_SD = None
+        return self.tape.pop(0)
+
+    def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
+        """Mix as the pairs did; the first values of a round are the decoded messages."""
+        self.heard_SD = values_SD if self.heard_SD is None else self.heard_SD
+        return super().mix(values_SD, onto_ND)
+
+
+def gather(setting: Setting, tape: Sequence[Tensor], public: PublicRandomness) -> Evidence:
+    """Turn a tape into evidence."""
+    algorithm, direction_D = setting.algorithm, setting.direction_D
+    network = Replay(public.nodes, list(tape))
+    start_ND = torch.zeros(len(public.nodes), setting.dim)
+    state: Any = algorithm.init(start_ND, start_ND[0])
+    columns, shares = [], []
+    for _ in range(len(tape)):
+        before_ND = state.x_ND
+        state = algorithm.gossip(state, network, public)
+        known_D = torch.arange(setting.dim)
+        if isinstance(algorithm, DPBlock):
+            known_D = block_indices(setting.dim, algorithm.num_blocks)[
+                algorithm._block_of_round(state.round - 1, public)
+            ]
+        public_ND = state.x_hat_ND if hasattr(state, "x_hat_ND") else network.heard_SD
+        assert public_ND is not None
+        columns.append((public_ND - before_ND[:, known_D])[::2] @ direction_D[known_D])
+        shares.append(float(direction_D[known_D].square().sum()))
+    rounds_TK = torch.stack(columns, 1).numpy().astype(np.float64)
+    mix_KS = _gradient_shares(setting, len(tape)) * np.array(shares)[:, None]
+    unit = setting.mechanism.clip_norm / setting.mechanism.expected_batch_sizes[0]
+    return Evidence(rounds_TK / unit, rounds_TK @ np.linalg.pinv(mix_KS).T / unit)
+
+
+def _gradient_shares(setting: Setting, num_rounds: int) -> np.ndarray:
+    """Return (K, S): by how much the gradient of a step moves what a round carries beyond gossip."""
+    momentum, rate = setting.config.algorithm.momentum, setting.algorithm.learning_rate  # type: ignore[attr-defined]
+    steps = np.arange(setting.steps)
+    lags_SS = steps[:, None] - steps[None, :]
+    decay_SS = np.where(lags_SS >= 0, float(momentum) ** np.maximum(lags_SS, 0), 0.0)
+    moved_SS = np.cumsum(-np.array([rate_at(rate, int(step)) for step in steps])[:, None] * decay_SS, axis=0)
+    last_K = np.minimum((np.arange(num_rounds) + 1) * setting.config.algorithm.gossip_every, setting.steps) - 1
+    cumulative_KS = moved_SS[last_K]
+    if isinstance(setting.algorithm, SGP | DPSGD):  # exact messages: the replay holds all earlier gradients too
+        return np.diff(cumulative_KS, axis=0, prepend=0.0)
+    return cumulative_KS
+
+
+def likelihood_ratio(setting: Setting) -> Scores:
+    """Return the log-likelihood ratio of exact messages under the claimed noise and sampling rate."""
+    rate, noise = setting.event.sampling_rate, setting.event.noise_multiplier
+
+    def drawn(steps_TS: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * steps_TS - 1) / (2 * noise**2))
+
+    def score(evidence: Evidence) -> np.ndarray:
+        against = drawn(-evidence.steps_TS) if setting.event.sampling == "uniform" else 0.0
+        return (drawn(evidence.steps_TS) - against).sum(1)
+
+    return score
+
+
+def discriminant(evidence: Evidence, inside_T: np.ndarray) -> Scores:
+    """Fit Fisher's linear discriminant to the rounds, with a tenth of a percent of ridge."""
+    x_TK = evidence.rounds_TK
+    scale_K = np.maximum(x_TK.std(0), 1e-30)
+    x_TK = x_TK / scale_K
+    means = [x_TK[inside_T == side].mean(0) for side in (True, False)]
+    centred_TK = np.where(inside_T[:, None], x_TK - means[0], x_TK - means[1])
+    covariance_KK = centred_TK.T @ centred_TK / len(x_TK) + 1e-3 * np.eye(x_TK.shape[1])
+    weights_K = np.linalg.solve(covariance_KK, means[0] - means[1]) / scale_K
+    return lambda other: other.rounds_TK @ weights_K
+
+
+def candidates(setting: Setting, evidence: Evidence, inside_T: np.ndarray) -> dict[str, Scores]:
+    """Return all scores that compete; those that learn do so from these trials."""
+    return {
+        "likelihood ratio": likelihood_ratio(setting),
+        "sum over steps": lambda e: e.steps_TS.sum(1),
+        "first message": lambda e: np.abs(e.rounds_TK[:, 0]),
+        "last message": lambda e: -e.rounds_TK[:, -1],
+        "linear discriminant": discriminant(evidence, inside_T),
+    }

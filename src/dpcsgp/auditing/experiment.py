@@ -1,0 +1,223 @@
+"""The experiment of an audit: many victims with or without one worst-case example, and a tape of all their messages.
+
+Each trial is a pair of nodes that hear nobody else: a victim that may hold the canary, and a listener without data. All
+trials run side by side through the real training loop, mechanism, algorithm, compressor and frames. The model is linear
+with loss equal to its output, so that an example's gradient is the example itself: the canary is ten clip norms long (it
+is clipped to one), all other examples are zero. No data set and no model could be told apart more easily.
+
+Legend: N nodes (two per trial), E places for examples, D coordinates, B bytes of a frame.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Final, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from dpcsgp import graphs
+from dpcsgp.algorithms import Algorithm
+from dpcsgp.assembly import build_algorithm, build_mechanism
+from dpcsgp.compression import parse_compressor
+from dpcsgp.config import COMPRESSED, Config, per_node
+from dpcsgp.errors import ConfigError
+from dpcsgp.graphs import best_mixing_rate
+from dpcsgp.network import Traffic
+from dpcsgp.privacy import Budget, GaussianMechanism, LedgerBook, ReleaseEvent, clipping_engine
+from dpcsgp.randomness import PrivateRandomness, PublicRandomness
+from dpcsgp.recording import Recorder
+from dpcsgp.tasks import load_dataset
+from dpcsgp.tasks.catalogue import PUBLISHED
+from dpcsgp.training import Run, Schedule, train
+
+DIM: Final = 16
+MOST_STEPS: Final = 40
+CANARY_NORMS: Final = 10.0  # length of the canary's gradient in clip norms
+_MOST_EXAMPLES: Final = 512
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    """What is attacked: the claim of one node, and the parts that make its messages."""
+
+    config: Config
+    event: ReleaseEvent
+    steps: int
+    delta: float
+    mechanism: GaussianMechanism  # of one victim
+    algorithm: Algorithm[Any]
+    dim: int
+
+    @classmethod
+    def of(cls, config: Config) -> Setting:
+        """Take the first node's promise from the settings; long runs are audited over their first steps."""
+        if config.algorithm.name in ("local", "dp-sgd"):
+            raise ConfigError(
+                f"algorithm.name = '{config.algorithm.name}': sends no messages, so there is no stream to attack; "
+                "audit dp-csgp, which uses the same mechanism"
+            )
+        if config.privacy.noise == "none":
+            raise ConfigError("privacy.noise = 'none': nothing is promised, so there is nothing to audit")
+        num_examples = declared_examples(config)
+        whole = build_mechanism(config, [num_examples] * config.graph.num_nodes)
+        batch, total = _smaller(whole.expected_batch_sizes[0], num_examples)
+        mechanism = GaussianMechanism(
+            whole.clip_norm, whole.noise_multipliers[:1], (batch,), (total,), config.privacy.sampling
+        )
+        dim = max(DIM, config.algorithm.num_blocks if config.algorithm.name == "dp-block" else 0)
+        steps = min(config.algorithm.steps, MOST_STEPS)
+        delta = per_node(config.privacy.delta, config.graph.num_nodes)[0]
+        return cls(config, mechanism.event(0), steps, delta, mechanism, _algorithm(config, dim), dim)
+
+    @property
+    def direction_D(self) -> Tensor:
+        """Unit vector of the canary's gradient; it lies along no coordinate axis."""
+        signs_D = 1.0 - 2.0 * (torch.arange(self.dim) % 3 == 0)
+        return signs_D / self.dim**0.5
+
+
+def declared_examples(config: Config) -> int:
+    """Return how many examples a node declares under an even split."""
+    name = config.task.name
+    total = PUBLISHED[name].shapes.train_labels[0] if name in PUBLISHED else len(load_dataset(name).train_labels)
+    return total // config.graph.num_nodes
+
+
+def _smaller(batch: int, total: int) -> tuple[int, int]:
+    """Return a batch size and a number of examples with the same rate and fewer examples, if that can be had."""
+    rate = Fraction(batch, total)
+    near = rate.limit_denominator(_MOST_EXAMPLES)
+    chosen = near if abs(near - rate) <= rate / 100 else rate
+    return chosen.numerator, chosen.denominator
+
+
+def _algorithm(config: Config, dim: int) -> Algorithm[Any]:
+    compressor = parse_compressor(config.compression.spec)
+    rate = config.algorithm.mixing_rate
+    if config.algorithm.name not in COMPRESSED:
+        return build_algorithm(config, compressor, None)
+    pair = graphs.complete(2)
+    return build_algorithm(config, compressor, best_mixing_rate(pair, compressor, dim) if rate == "auto" else rate)
+
+
+@dataclass
+class Pairs:
+    """A network of pairs: every node hears itself and its partner, and everything that is sent is taped."""
+
+    nodes: tuple[int, ...]
+    tape: list[Tensor] = field(default_factory=list)
+    key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        self.traffic = Traffic((1,) * len(self.nodes), bytes_sent=[0] * len(self.nodes))
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """All nodes are heard here."""
+        return self.nodes
+
+    @property
+    def own_rows(self) -> Sequence[int]:
+        """All senders are hosted here."""
+        return range(len(self.nodes))
+
+    def exchange(self, frames_NB: Tensor) -> Tensor:
+        """Tape the frames, then deliver them."""
+        self.tape.append(frames_NB.clone())
+        return frames_NB
+
+    def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
+        """Add the average of a pair to both of its nodes."""
+        half_ND = values_SD.reshape(-1, 2, values_SD.shape[1]).to(torch.float64).mean(1).repeat_interleave(2, 0)
+        return half_ND if onto_ND is None else onto_ND.add_(half_ND)
+
+    def agree(self, name: str, value: Any) -> list[Any]:
+        """Return the only process's value."""
+        return [value]
+
+
+class CountedReleases:
+    """A ledger in memory: an audit releases nothing about anybody."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+
+    def record(self, step: int, attempt: int, events_by_node: Mapping[int, ReleaseEvent]) -> None:
+        """Count one release per node."""
+        self.counts.update(events_by_node.keys())
+
+
+def output_as_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the output itself: the gradient of a linear model is then its input."""
+    return outputs.flatten(start_dim=-1).sum(-1) + 0.0 * targets
+
+
+@final
+@dataclass(frozen=True)
+class CanaryTask:
+    """Even nodes are victims: example 0 is `canary_ND` of their row (zero: no canary), all others are zero."""
+
+    module: nn.Module
+    canary_ND: Tensor
+    num_examples: tuple[int, ...]
+    loss: Any = output_as_loss
+
+    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs (N, E, D) and targets (N, E)."""
+        inputs_NED = self.canary_ND[:, None, :] * (indices_NE == 0)[:, :, None]
+        return inputs_NED, torch.zeros(indices_NE.shape)
+
+    def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
+        """There is nothing to be good at."""
+        return {}
+
+
+def build_run(setting: Setting, inside: Tensor, private: PrivateRandomness, public: PublicRandomness) -> Run:
+    """Return a run with one pair per entry of `inside` (bool: this victim holds the canary)."""
+    nodes = tuple(range(2 * len(inside)))
+    length = CANARY_NORMS * setting.mechanism.clip_norm
+    # Under "replace one" the neighbour holds the opposite canary, under "add or remove" none.
+    other = -1.0 if setting.event.sampling == "uniform" else 0.0
+    canary_ND = torch.zeros(len(nodes), setting.dim)
+    canary_ND[::2] = length * setting.direction_D * torch.where(inside, 1.0, other)[:, None]
+    victim = setting.mechanism
+    mechanism = GaussianMechanism(
+        victim.clip_norm,
+        (victim.noise_multipliers[0], 0.0) * len(inside),
+        (victim.expected_batch_sizes[0], 1) * len(inside),
+        (victim.num_examples[0], 0) * len(inside),
+        victim.sampling,
+    )
+    module = nn.Sequential(nn.Linear(setting.dim, 1, bias=False))
+    task = CanaryTask(module, canary_ND, mechanism.num_examples)
+    algorithm, settings = setting.algorithm, setting.config.algorithm
+    return Run(
+        task=task,
+        engine=clipping_engine(module, output_as_loss),
+        mechanism=mechanism,
+        budget=Budget.unlimited(nodes),
+        ledger=cast(LedgerBook, CountedReleases()),
+        algorithm=algorithm,
+        polish=algorithm,
+        network=Pairs(nodes),
+        public=public,
+        private=private,
+        recorder=Recorder(None),
+        schedule=Schedule(
+            setting.steps, settings.gossip_every, settings.polish_rounds, evaluate_every=0, momentum=settings.momentum
+        ),
+        epsilon_spent=lambda: [0.0],
+        anchor_D=torch.zeros(setting.dim),
+    )
+
+
+def messages(run: Run) -> list[Tensor]:
+    """Train, and return every frame that left a node, round by round (N, B)."""
+    train(run)
+    assert isinstance(run.network, Pairs)
+    return run.network.tape

@@ -1,0 +1,249 @@
+"""`dpcsgp doctor`: say before a run whether its gossip is healthy, and what a message costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dpcsgp.graphs import Topology
+    from dpcsgp.planning import Diagnosis, SweepRow
+
+EXAMPLES = """
+Examples:
+
+    dpcsgp doctor my.toml --set compression.spec=rot:1          # the settings of a run
+
+    dpcsgp doctor --graph directed_ring --num-nodes 10 --compressor rand:0.5 --mixing-rate 1 --dim 101770
+
+    dpcsgp doctor --graph random_digraph --num-nodes 20 --edge-probability 0.2 --sweep --figure radius.png
+"""
+FIGURE_SPECS = ("rand:0.9", "rand:0.5", "rand:0.1", "gsgd:8/512", "gsgd:4/64", "rot:1")
+
+
+def doctor(
+    config_file: Annotated[Path | None, typer.Argument(help="TOML file; without it the defaults are used.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE")
+    ] = None,
+    graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
+    edge_probability: Annotated[float | None, typer.Option(help="Same as graph.edge_probability.")] = None,
+    graph_seed: Annotated[int | None, typer.Option(help="Same as graph.seed.")] = None,
+    edges_file: Annotated[
+        Path | None, typer.Option(help='Same as graph.edges_file, with graph.name = "edges".')
+    ] = None,
+    compressor: Annotated[str | None, typer.Option(help="Same as compression.spec.")] = None,
+    mixing_rate: Annotated[str | None, typer.Option(help='Same as algorithm.mixing_rate: a number or "auto".')] = None,
+    dim: Annotated[int | None, typer.Option(help="Coordinates; default: those of the configured model.")] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Table of many compressors on this graph.")] = False,
+    figure: Annotated[Path | None, typer.Option(help="Draw radius against mixing rate.", metavar="FILE.png")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Examine graph, compressor and mixing rate. Exit code 1: unhealthy; 2: wrong input."""
+    shortcuts = {
+        "graph.name": "edges" if edges_file and not graph else graph, "graph.num_nodes": num_nodes,
+        "graph.edge_probability": edge_probability, "graph.seed": graph_seed, "graph.edges_file": edges_file,
+        "compression.spec": compressor, "algorithm.mixing_rate": mixing_rate,
+    }  # fmt: skip
+    from dpcsgp.config import load_config
+    from dpcsgp.planning import diagnose, radius_curves
+    from dpcsgp.planning import sweep as sweep_graph
+
+    config = load_config(config_file, [*(settings or []), *as_settings(shortcuts)])
+    dim, examples = _size(config, dim)
+    found = diagnose(config, dim, examples)
+    rows = sweep_graph(found.topology, dim) if sweep else []
+    if figure is not None:
+        from dpcsgp.report.stability_figure import write_radius_figure
+
+        specs = [found.compressor.spec, *FIGURE_SPECS] if found.stability else list(FIGURE_SPECS)
+        write_radius_figure(figure, _title(found.topology, dim), *radius_curves(found.topology, dim, specs))
+    if as_json:
+        typer.echo(json.dumps(finite({**_answer(found), "sweep": [row.__dict__ for row in rows]}), allow_nan=False))
+    else:
+        _print(found, rows, figure)
+    if not found.healthy:
+        raise typer.Exit(1)
+
+
+doctor.__doc__ = (doctor.__doc__ or "") + "\n" + EXAMPLES
+
+
+def as_settings(shortcuts: dict[str, Any]) -> list[str]:
+    """Turn options that were given into `section.key=value`; strings are quoted, so that none is taken for a number."""
+    given = {key: value for key, value in shortcuts.items() if value is not None}
+    return [f"{key}={_toml(value)}" for key, value in given.items()]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return json.dumps(value)
+        return value
+    return json.dumps(str(value)) if isinstance(value, Path) else str(value)
+
+
+def _size(config: Any, dim: int | None) -> tuple[int, int]:
+    """Return the number of coordinates and of examples per node, from declared shapes."""
+    from dpcsgp.parameters import ParameterLayout
+    from dpcsgp.planning import declared_facts
+    from dpcsgp.tasks import build_model
+
+    facts = declared_facts(config)
+    if dim is None:
+        dim = ParameterLayout.of(build_model(config.task.model, facts.input_shape, facts.num_classes)).dim
+    return dim, min(facts.num_examples)
+
+
+def _title(topology: Topology, dim: int) -> str:
+    return f"{topology.name}, {topology.num_nodes} nodes, {dim:,} coordinates"
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that JSON has no word for (inf, nan) by null."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _answer(found: Diagnosis) -> dict[str, Any]:
+    constants, theorem, stability = found.theorem.constants, found.theorem, found.stability
+    return {
+        "healthy": found.healthy,
+        "verdict": found.verdict,
+        "graph": found.topology.name,
+        "num_nodes": found.topology.num_nodes,
+        "num_edges": len(found.topology.edges),
+        "strongly_connected": True,  # a topology that is not cannot be built
+        "column_stochastic": True,
+        "doubly_stochastic": found.topology.is_doubly_stochastic,
+        "algorithm": found.algorithm,
+        "compressor": found.compressor.spec,
+        "dim": found.dim,
+        "mixing_rate": found.mixing_rate,
+        "radius": found.radius,
+        "radius_at_one": stability.radius_at_one if stability else None,
+        "advised_rate": stability.advised_rate if stability else None,
+        "advised_radius": stability.advised_radius if stability else None,
+        "classification": stability.verdict if stability else None,
+        "rounds_to_halve": found.rounds_to_halve,
+        "steady_state_disagreement": found.disagreement,
+        "bytes_per_round": found.bytes_per_round,
+        "paper_bits_per_round": found.paper_bits_per_round,
+        "second_eigenvalue": constants.second_eigenvalue,
+        "lambda_spectral": constants.decay_spectral,
+        "constant_spectral": constants.constant_spectral,
+        "lambda_frobenius": constants.decay_frobenius,
+        "constant_frobenius": constants.constant_frobenius,
+        "beta": constants.smallest_mass,
+        "phi_min": float(constants.stationary.min()),
+        "phi_max": float(constants.stationary.max()),
+        "distance_to_identity": constants.distance_to_identity,
+        "omega": theorem.omega,
+        "largest_omega_spectral": constants.largest_omega_spectral,
+        "largest_omega_frobenius": constants.largest_omega_frobenius,
+        "theorem_steps": theorem.steps,
+        "theorem_learning_rate": theorem.learning_rate,
+        "theorem_examples": theorem.required_examples,
+        "proposition_epsilon_floor": theorem.epsilon_floor,
+        "theorem_satisfied": theorem.holds,
+        "conditions": [condition.__dict__ for condition in theorem.conditions],
+    }
+
+
+def _print(found: Diagnosis, rows: list[SweepRow], figure: Path | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(show_header=False, title=_title(found.topology, found.dim), title_justify="left")
+    for name, value in _lines(_answer(found)).items():
+        table.add_row(name, value)
+    console.print(table)
+    theory = Table("theory asks", "", "", title="Theorem 1 and Proposition 1", title_justify="left")
+    for condition in found.theorem.conditions:
+        theory.add_row(condition.name, "yes" if condition.holds else "no", condition.sentence)
+    console.print(theory)
+    if rows:
+        console.print(_sweep_table(rows))
+    if figure is not None:
+        console.print(f"figure: {figure}", highlight=False, soft_wrap=True)
+    word, style = ("healthy", "bold green") if found.healthy else ("unhealthy", "bold red")
+    console.print(word, style=style, end=": ")
+    console.print(found.verdict, highlight=False, markup=False, soft_wrap=True)
+
+
+def _lines(a: dict[str, Any]) -> dict[str, str]:
+    """Return the verdict table, line by line."""
+    lines = {
+        "strongly connected": f"yes, {a['num_edges']} directed edges",
+        "columns sum to one": "yes",
+        "doubly stochastic": "yes" if a["doubly_stochastic"] else "no: push-sum weights correct for it",
+        "method": f"{a['algorithm']}, compression {a['compressor']}, mixing rate {a['mixing_rate']:.4g}",
+        "radius": _number(a["radius"], "no radius exists for this compressor"),
+    }
+    if a["classification"] is not None:
+        none = "no radius exists"
+        advised = "no rate is stable" if math.isnan(a["advised_rate"]) else f"{a['advised_rate']:.4g}"
+        cautious = " (cautious, tested only)" if a["classification"] == "no law" else ""
+        lines["radius at mixing rate 1"] = _number(a["radius_at_one"], none)
+        lines["advised mixing rate"] = f"{advised}{cautious}, radius {_number(a['advised_radius'], none)}"
+        lines["behaviour"] = a["classification"]
+    return lines | {
+        "rounds to halve disagreement": _number(a["rounds_to_halve"], "unknown"),
+        "disagreement, unit noise per round": _number(a["steady_state_disagreement"], "unknown"),
+        "one message": f"{a['bytes_per_round']:,} bytes, frame included ({a['paper_bits_per_round']:,} bits by formula)",
+        "lambda (|lambda_2|)": f"{a['lambda_spectral']:.4g} ({a['second_eigenvalue']:.4g})",
+        "C, spectral / Frobenius norm": f"{a['constant_spectral']:.4g} / {a['constant_frobenius']:.4g}"
+        f" (lambda {a['lambda_frobenius']:.4g} with the latter)",
+        "beta, smallest push-sum weight": f"{a['beta']:.4g}",
+        "phi": f"{a['phi_min']:.4g} to {a['phi_max']:.4g}",
+        "|A - I|": f"{a['distance_to_identity']:.4g}",
+        "omega": f"{a['omega']:.4g}; Theorem 1 permits {a['largest_omega_spectral']:.4g} (spectral),"
+        f" {a['largest_omega_frobenius']:.4g} (Frobenius)",
+    }
+
+
+def _number(value: float, otherwise: str, digits: int = 4) -> str:
+    if math.isnan(value):
+        return otherwise
+    return "none: it grows" if math.isinf(value) else f"{value:.{digits}g}"
+
+
+def _sweep_table(rows: list[SweepRow]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title="compressors on this graph", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in (
+        "compressor",
+        "radius\nat 1",
+        "\nat 1",
+        "best\nrate",
+        "radius\nthere",
+        "rounds\nto halve",
+        "bytes\na round",
+    ):
+        table.add_column(name, justify="left" if name in ("compressor", "\nat 1") else "right", no_wrap=True)
+    for row in rows:
+        bad = row.verdict_at_one in ("divergent", "heavy-tailed")
+        table.add_row(
+            row.compressor,
+            _number(row.radius_at_one, "-", 3),
+            row.verdict_at_one,
+            _number(row.best_rate, "none", 3),
+            _number(row.best_radius, "-", 3),
+            _number(row.rounds_to_halve, "-", 3),
+            f"{row.bytes_per_round:,}",
+            style="red" if bad else "",
+        )
+    return table

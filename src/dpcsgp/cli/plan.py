@@ -1,0 +1,157 @@
+"""`dpcsgp plan`: what a run will cost and which settings to choose, before any data are opened or budget is spent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dpcsgp.config import Config
+    from dpcsgp.planning import Plan, Row
+
+EXAMPLES = """
+Examples:
+
+    dpcsgp plan --task mnist --num-nodes 10 --epsilon 0.5 --max-megabytes 1 --max-minutes 5 --out plan.toml
+
+    dpcsgp run plan.toml                                        # then train as planned
+
+    dpcsgp plan --task digits --num-nodes 4 --epsilon 4 --model mlp:16 --top 5 --json
+"""
+
+
+def plan(
+    config_file: Annotated[Path | None, typer.Argument(help="TOML file to start from; default: the demo's.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Same as task.name.")] = None,
+    model: Annotated[str | None, typer.Option(help="Same as task.model.")] = None,
+    features: Annotated[str | None, typer.Option(help="Same as task.features.")] = None,
+    graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
+    num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Same as privacy.epsilon.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Same as privacy.delta.")] = None,
+    num_examples: Annotated[
+        int | None, typer.Option(help="Declared examples per node; default: an even share of the published ones.")
+    ] = None,
+    max_megabytes: Annotated[float | None, typer.Option(help="Most megabytes (10^6 bytes) over one edge.")] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Most minutes of training, all nodes in one process.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the chosen settings here.", metavar="FILE.toml")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Try batch sizes, steps and ways of exchanging; show noise, bytes, memory and time of each; choose one.
+
+    Only shapes and declared sizes are used. Smaller shortfall is better; docs/stability.md states the model behind it.
+    """
+    from rich.console import Console
+
+    from dpcsgp.cli.doctor import as_settings, finite
+    from dpcsgp.config import load_config
+    from dpcsgp.planning import Limits, declared_facts, search
+
+    shortcuts = {
+        "task.name": task, "task.model": model, "task.features": features, "graph.name": graph,
+        "graph.num_nodes": num_nodes, "privacy.epsilon": epsilon, "privacy.delta": delta,
+    }  # fmt: skip
+    config = load_config(config_file, [*(settings or []), *as_settings(shortcuts)])
+    limits = Limits(max_megabytes, max_minutes)
+    console = Console(quiet=as_json)
+    with console.status("planning") as status:
+        found = search(config, declared_facts(config, num_examples), limits, status.update)
+    if out is not None:
+        write_plan(out, found.chosen)
+    if as_json:
+        shown = [_as_dict(row, row is found.chosen) for row in _shown(found, top)]
+        answer = {"chosen": _as_dict(found.chosen, True), "rows": shown, "num_within_limits": len(found.rows)}
+        typer.echo(json.dumps(finite({**answer, "num_tried": found.num_tried}), allow_nan=False))
+        return
+    _print(console, found, top, out)
+
+
+plan.__doc__ = (plan.__doc__ or "") + "\n" + EXAMPLES
+
+
+def write_plan(path: Path, row: Row) -> None:
+    """Write the settings of one row as TOML that `dpcsgp run` accepts."""
+    from dpcsgp.config import to_toml
+    from dpcsgp.errors import ConfigError
+    from dpcsgp.files import write_atomically
+
+    note = f"# dpcsgp plan: {row.bytes_per_edge:,} bytes per edge, about {row.seconds:.0f} s in one process\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (note + to_toml(row.config)).encode())
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another file") from None
+
+
+def _shown(found: Plan, top: int) -> list[Row]:
+    """Return the best rows of every way of exchanging first come, the chosen one always among them."""
+    best: dict[str, Row] = {}
+    for row in found.rows:
+        best.setdefault(row.exchange, row)
+    rows = [found.chosen, *(row for row in best.values() if row is not found.chosen)]
+    rows += [row for row in found.rows if row.on_front and row not in rows]
+    return sorted(rows[:top], key=lambda row: row.outlook.shortfall)
+
+
+def _as_dict(row: Row, chosen: bool) -> dict[str, Any]:
+    config: Config = row.config
+    return {
+        "chosen": chosen,
+        "on_front": row.on_front,
+        "algorithm": config.algorithm.name,
+        "exchange": row.exchange,
+        "steps": config.algorithm.steps,
+        "batch_size": row.batch_size,
+        "learning_rate": row.outlook.learning_rate,
+        "mixing_rate": row.mixing_rate,
+        "noise_multiplier": row.outlook.noise_multiplier,
+        "gradient_noise": row.outlook.gradient_noise,
+        "model_noise": row.outlook.model_noise,
+        "reference": row.outlook.reference,
+        "noise_to_reference": row.outlook.noise_to_reference,
+        "disagreement": row.outlook.disagreement,
+        "shortfall": row.outlook.shortfall,
+        "bytes_per_edge": row.bytes_per_edge,
+        "memory_bytes": row.memory_bytes,
+        "seconds": row.seconds,
+    }
+
+
+def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
+    from rich import box
+    from rich.table import Table
+
+    privacy = found.chosen.config.privacy
+    title = f"{found.chosen.config.task.name}, eps {privacy.epsilon}, delta {privacy.delta}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    headings = (
+        "", "exchange", "steps", "batch", "rate", "noise\nmult.", "noise\n/ref.", "short-\nfall", "MB per\nedge", "GB", "min",
+    )  # fmt: skip
+    for name in headings:
+        table.add_column(name, justify="left" if name in ("", "exchange") else "right", no_wrap=True)
+    for row in _shown(found, top):
+        sign = ("-> " if row is found.chosen else "   ") + ("front" if row.on_front else "")
+        outlook = row.outlook
+        table.add_row(
+            sign, row.exchange, str(row.config.algorithm.steps), str(row.batch_size),
+            f"{outlook.learning_rate:g}", f"{outlook.noise_multiplier:.3g}", f"{outlook.noise_to_reference:.2f}",
+            f"{outlook.shortfall:.4f}", f"{row.bytes_per_edge / 1e6:.3f}", f"{row.memory_bytes / 1e9:.2f}",
+            f"{row.seconds / 60:.1f}", style="bold" if row is found.chosen else "",
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. front: no other plan has both less"
+        " shortfall and fewer bytes. noise/ref.: noise of the averaged model per coordinate over the distance to walk.",
+        soft_wrap=True,
+    )
+    if out is not None:
+        console.print(f"settings: {out}    next: dpcsgp run {out}", highlight=False, soft_wrap=True)

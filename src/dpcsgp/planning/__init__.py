@@ -1,0 +1,20 @@
+"""Know before you spend: whether a setting is healthy, what a run will cost, and which setting to choose."""
+
+from dpcsgp.planning.diagnosis import Diagnosis, SweepRow, diagnose, radius_curves, sweep
+from dpcsgp.planning.facts import declared_facts
+from dpcsgp.planning.outlook import Outlook
+from dpcsgp.planning.search import Limits, Plan, Row, search
+
+__all__ = [
+    "Diagnosis",
+    "Limits",
+    "Outlook",
+    "Plan",
+    "Row",
+    "SweepRow",
+    "declared_facts",
+    "diagnose",
+    "radius_curves",
+    "search",
+    "sweep",
+]

@@ -1,0 +1,238 @@
+"""Try batch sizes, numbers of steps and ways of exchanging; keep what fits the limits, rank it, choose one.
+
+For every plan: noise multiplier from the accountant, outlook (see `outlook`), exact bytes per edge, memory, and seconds
+from timed parts. Limits are checked before the accountant is asked, so that it is asked seldom. The front holds the plans
+that no other beats in both shortfall and bytes. The choice is the quickest plan whose shortfall is within one per cent of
+the smallest: batch sizes that differ only in time are common, because full composition makes noise per step and number
+of steps trade evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, final
+
+from dpcsgp.assembly import Blueprint, Facts, design
+from dpcsgp.compression import parse_compressor
+from dpcsgp.config import Config, make_config
+from dpcsgp.errors import ConfigError, UnstableError
+from dpcsgp.graphs import block_radius, steady_state_disagreement
+from dpcsgp.planning.diagnosis import block_disagreement
+from dpcsgp.planning.outlook import Gossip, Outlook, foresee
+from dpcsgp.planning.timing import StepTimes, data_bytes, state_bytes, time_exchange, time_parts
+from dpcsgp.privacy import calibrate_noise
+
+BATCH_SHARES: Final = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 2 / 3, 1.0)
+STEPS: Final = (15, 20, 30, 40, 50, 60, 75, 100, 150, 200, 300, 400)
+COMPRESSORS: Final = (
+    "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/512", "gsgd:8/512", "rand:0.5", "rand:0.1", "rand:0.02", "none",
+)  # fmt: skip
+BLOCKS: Final = (10, 30)
+POLISH_ROUNDS: Final = 3
+AS_GOOD: Final = 1.01  # shortfalls within this factor count as equal
+
+Tell = Callable[[str], None]
+
+
+@final
+@dataclass(frozen=True)
+class Limits:
+    """What a run may cost: megabytes (10^6 bytes) over one edge, minutes of training in one process; None = no limit."""
+
+    megabytes: float | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("--max-megabytes", self.megabytes), ("--max-minutes", self.minutes)):
+            if value is not None and not value >= 0:
+                raise ConfigError(f"{name} {value}: expected a number of at least 0")
+
+    def allow(self, bytes_per_edge: int, seconds: float) -> bool:
+        """Tell whether a plan fits."""
+        fits = self.megabytes is None or bytes_per_edge <= 1e6 * self.megabytes
+        return fits and (self.minutes is None or seconds <= 60.0 * self.minutes)
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One plan: its settings and what it is expected to cost and bring."""
+
+    config: Config
+    batch_size: int
+    mixing_rate: float | None
+    bytes_per_edge: int
+    memory_bytes: int
+    seconds: float
+    outlook: Outlook
+    on_front: bool = False
+
+    @property
+    def exchange(self) -> str:
+        """Return the way of exchanging in short."""
+        settings = self.config.algorithm
+        names = {"local": "local", "dp-block": f"block:{settings.num_blocks}"}
+        return names.get(settings.name, self.config.compression.spec)
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """All plans within the limits, best first, and the one to take."""
+
+    rows: tuple[Row, ...]
+    chosen: Row
+    num_tried: int
+
+
+@final
+@dataclass(frozen=True)
+class Way:
+    """One way of exchanging: a blueprint with it, how it gossips, and the seconds of one exchange."""
+
+    blueprint: Blueprint
+    gossip: Gossip
+    seconds: float
+
+
+def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda text: None) -> Plan:
+    """Return every plan within the limits; graph, task, model, budget and clip norm are those of `config`."""
+    _require_numbers(config)
+    sizes = batch_sizes(min(facts.num_examples))
+    ways = _ways(config, facts, sizes[len(sizes) // 2], tell)
+    tell("timing private gradients on random inputs")
+    times = time_parts(ways[0].blueprint)
+    affordable = [
+        sketch for way in ways for size in sizes for steps in STEPS
+        if limits.allow((sketch := _sketch(way, size, steps, times)).bytes_per_edge, sketch.seconds)
+    ]  # fmt: skip
+    if not affordable:
+        raise ConfigError(
+            f"--max-megabytes {limits.megabytes}, --max-minutes {limits.minutes}: none of"
+            f" {len(ways) * len(sizes) * len(STEPS)} plans fits; allow more, or choose a smaller model or other features"
+        )
+    tell(f"asking the accountant about {len({(s.batch_size, s.config.algorithm.steps) for s in affordable})} cases")
+    rows = mark_front([_complete(sketch, facts) for sketch in affordable])
+    return Plan(rows, choose(rows), len(ways) * len(sizes) * len(STEPS))
+
+
+def batch_sizes(num_examples: int) -> list[int]:
+    """Return batch sizes as shares of a node's examples."""
+    return sorted({max(1, round(share * num_examples)) for share in BATCH_SHARES})
+
+
+def choose(rows: Sequence[Row]) -> Row:
+    """Return the quickest row among those as good as the best; of equally quick ones the one with fewer bytes."""
+    best = min(row.outlook.shortfall for row in rows)
+    as_good = [row for row in rows if row.outlook.shortfall <= AS_GOOD * best]
+    return min(as_good, key=lambda row: (row.seconds, row.bytes_per_edge))
+
+
+def mark_front(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Sort by shortfall and mark the rows that no other beats in shortfall and bytes."""
+    fewest = float("inf")
+    marked = []
+    for row in sorted(rows, key=lambda row: (row.outlook.shortfall, row.bytes_per_edge, row.seconds)):
+        on_front = row.bytes_per_edge < fewest
+        fewest = min(fewest, row.bytes_per_edge)
+        marked.append(replace(row, on_front=on_front))
+    return tuple(marked)
+
+
+@final
+@dataclass(frozen=True)
+class _Sketch:
+    """A plan before the accountant has been asked."""
+
+    way: Way
+    config: Config
+    batch_size: int
+    bytes_per_edge: int
+    seconds: float
+
+
+def _sketch(way: Way, batch_size: int, steps: int, times: StepTimes) -> _Sketch:
+    config = changed(way.blueprint.config, algorithm={"steps": steps}, privacy={"expected_batch_size": batch_size})
+    num_bytes = replace(way.blueprint, config=config).bytes_per_edge()
+    return _Sketch(way, config, batch_size, num_bytes, times.seconds(config, batch_size, way.seconds))
+
+
+def _complete(sketch: _Sketch, facts: Facts) -> Row:
+    """Ask the accountant and add the outlook; the node with the fewest examples needs the most noise."""
+    privacy, settings, blueprint = sketch.config.privacy, sketch.config.algorithm, sketch.way.blueprint
+    assert isinstance(privacy.epsilon, float)
+    assert isinstance(privacy.delta, float)
+    noise = calibrate_noise(
+        epsilon=privacy.epsilon, delta=privacy.delta, sampling=privacy.sampling,
+        sampling_rate=sketch.batch_size / min(facts.num_examples), steps=settings.steps + privacy.replay_reserve,
+    )  # fmt: skip
+    outlook = foresee(settings, sketch.way.gossip, blueprint.dim, noise, privacy.clip_norm, sketch.batch_size)
+    return Row(
+        config=changed(sketch.config, algorithm={"learning_rate": outlook.learning_rate}),
+        batch_size=sketch.batch_size,
+        mixing_rate=blueprint.mixing_rate,
+        bytes_per_edge=sketch.bytes_per_edge,
+        memory_bytes=state_bytes(blueprint) + data_bytes(blueprint, sketch.batch_size),
+        seconds=sketch.seconds,
+        outlook=outlook,
+    )
+
+
+def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way]:
+    """Prepare and time every way of exchanging that is stable on this graph."""
+    exchanges: list[tuple[str, dict[str, Any], str]] = [
+        *((spec, {"name": "dp-csgp", "polish_rounds": POLISH_ROUNDS}, spec) for spec in COMPRESSORS),
+        *((f"{k} blocks", {"name": "dp-block", "num_blocks": k, "polish_rounds": k}, "none") for k in BLOCKS),
+        ("local", {"name": "local", "polish_rounds": 0}, "none"),
+    ]
+    ways = []
+    for label, algorithm, spec in exchanges:
+        tell(f"timing one exchange: {label}")
+        tried = changed(
+            config,
+            algorithm={
+                **algorithm,
+                "mixing_rate": "auto",
+                "gossip_every": 1,
+                "polish_compression": "",
+                "steps": STEPS[0],
+            },
+            compression={"spec": spec},
+            privacy={"expected_batch_size": batch_size, "noise": "calibrated"},
+        )
+        try:
+            blueprint = design(tried, facts)
+        except UnstableError:
+            continue
+        if blueprint.dim < blueprint.config.algorithm.num_blocks and algorithm["name"] == "dp-block":
+            continue
+        silent = algorithm["name"] == "local" or blueprint.topology.num_nodes == 1
+        ways.append(Way(blueprint, _gossip(blueprint), 0.0 if silent else time_exchange(blueprint)))
+    return ways
+
+
+def _gossip(blueprint: Blueprint) -> Gossip:
+    topology, settings = blueprint.topology, blueprint.config.algorithm
+    if settings.name == "local":
+        return Gossip(radius=1.0, disagreement=0.0, num_averaged=1)
+    if settings.name == "dp-block":
+        spread = block_disagreement(topology, settings.num_blocks, blueprint.dim)
+        return Gossip(block_radius(topology, settings.num_blocks), spread, topology.num_nodes)
+    assert blueprint.mixing_rate is not None
+    assert blueprint.mixing_radius is not None
+    compressor = parse_compressor(blueprint.config.compression.spec)
+    spread = steady_state_disagreement(topology, compressor, blueprint.mixing_rate, blueprint.dim)
+    return Gossip(blueprint.mixing_radius, spread, topology.num_nodes)
+
+
+def changed(config: Config, **sections: dict[str, Any]) -> Config:
+    """Return the settings with some keys of some sections replaced, validated again."""
+    values = config.model_dump()
+    return make_config({name: {**table, **sections.get(name, {})} for name, table in values.items()})
+
+
+def _require_numbers(config: Config) -> None:
+    for key in ("epsilon", "delta"):
+        if isinstance(getattr(config.privacy, key), list):
+            raise ConfigError(f"privacy.{key} is a list: a plan is made for one number; give the smallest of them")
