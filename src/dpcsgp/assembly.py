@@ -31,6 +31,7 @@ from dpcsgp.privacy import (
     clipping_engine,
     composed_epsilon,
     paper_noise_multiplier,
+    releases_within,
 )
 from dpcsgp.privacy.models import check_model
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness, torch_seed
@@ -292,9 +293,13 @@ def _budget(
     """Enforce budgets where noise was calibrated for them; the paper's rule and no noise make no verified promise."""
     if config.privacy.noise != "calibrated":
         return Budget.unlimited(nodes)
-    epsilons = [per_node(config.privacy.epsilon, len(config_nodes(config)))[node] for node in nodes]
-    events = [mechanism.event(row) for row in range(len(nodes))]
-    return Budget.of(nodes, events, epsilons, deltas, [ledger.releases(node) for node in nodes])
+    epsilons = per_node(config.privacy.epsilon, len(config_nodes(config)))
+    with_data = [row for row in range(len(nodes)) if mechanism.num_examples[row]]
+    remaining: list[int | None] = [0] * len(nodes)  # a node without data has nothing to release
+    for row in with_data:
+        spent = tuple(ledger.releases(nodes[row]))
+        remaining[row] = releases_within(mechanism.event(row), epsilons[nodes[row]], deltas[row], spent)
+    return Budget(nodes, remaining)
 
 
 def config_nodes(config: Config) -> range:

@@ -17,9 +17,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dpcsgp.assembly import Blueprint, new_run_id
+from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, load_config, per_node, to_toml
 from dpcsgp.errors import ConfigError
 from dpcsgp.files import write_atomically
+from dpcsgp.graphs import graph_constants
 from dpcsgp.privacy import neighbouring_relation
 from dpcsgp.recording import environment, write_json
 from dpcsgp.training import Progress, Run
@@ -82,6 +84,17 @@ def releases(run: Run) -> list[int]:
     return [sum(count for _, count in run.ledger.releases(node)) for node in run.network.nodes]
 
 
+def theorem_satisfied(blueprint: Blueprint) -> bool | None:
+    """Say whether the compressor's omega is within what Theorem 1 permits; None if nothing is compressed."""
+    if blueprint.mixing_rate is None:
+        return None
+    if blueprint.topology.num_nodes == 1:
+        return True
+    constants = graph_constants(blueprint.topology, blueprint.mixing_rate)
+    compressor = parse_compressor(blueprint.config.compression.spec)
+    return compressor.omega_squared(blueprint.dim) <= constants.largest_omega_spectral**2
+
+
 def summarise(
     blueprint: Blueprint, row: Mapping[str, Any], progress: Progress, counts: list[int], seeded: bool
 ) -> dict[str, Any]:
@@ -104,6 +117,7 @@ def summarise(
         "compression": config.compression.spec,
         "mixing_rate": blueprint.mixing_rate,
         "mixing_radius": blueprint.mixing_radius,
+        "theorem_satisfied": theorem_satisfied(blueprint),
         "private": not seeded and math.isfinite(epsilon) and epsilon <= claimed * (1 + 1e-9),
         "seeded": seeded,
         "epsilon": epsilon,

@@ -8,8 +8,10 @@ Legend: N hosted nodes, E examples, D coordinates.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,6 +27,7 @@ from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.recording import Recorder
 from dpcsgp.tasks import Task
 
+WATCHED_EVALUATIONS = 5
 MANY_NODES = 32  # above this, intermediate evaluations look at a sample of the nodes
 
 
@@ -235,7 +238,28 @@ def record(run: Run, progress: Progress, final: bool = False) -> None:
         for name, values in run.task.evaluate(average_D[None]).items():
             row[f"{name}_average_model"] = float(values[0])
         row["disagreement"] = float((models_ND - models_ND.mean(0)).pow_(2).sum(1).mean().sqrt())
+    if hasattr(state, "x_hat_ND"):
+        row["residual_ratio"] = residual_ratio(state.x_ND, state.x_hat_ND)
     row["seconds"] = progress.elapsed()
     if final:
         row["final"] = True
     run.recorder.write(row)
+    warn_if_residual_grows(run.recorder.rows)
+
+
+def residual_ratio(x_ND: Tensor, x_hat_ND: Tensor) -> float:
+    """Return the mean over nodes of |x - x_hat| / |x|: how far what others believe lags behind, after the noise."""
+    ratios_N = (x_ND - x_hat_ND).norm(dim=1) / x_ND.norm(dim=1).clamp_min(1e-30)
+    return float(ratios_N.mean())
+
+
+def warn_if_residual_grows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Warn when the residual rose at each of the last evaluations and has doubled: top and sign have no radius to trust."""
+    ratios = [row["residual_ratio"] for row in rows if "residual_ratio" in row][-WATCHED_EVALUATIONS:]
+    rising = all(after > before for before, after in itertools.pairwise(ratios))
+    if len(ratios) == WATCHED_EVALUATIONS and rising and ratios[-1] > 2 * ratios[0] > 0:
+        warnings.warn(
+            f"the residual |x - x_hat| / |x| has grown from {ratios[0]:.3g} to {ratios[-1]:.3g}: gossip may be diverging; "
+            "lower algorithm.mixing_rate, or use a compressor with a known radius such as 'rot:1'",
+            stacklevel=2,
+        )

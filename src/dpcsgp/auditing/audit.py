@@ -22,7 +22,7 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import composed_epsilon
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 
-TRIALS: Final = 2000
+TRIALS: Final = 1000
 FEWEST_TRIALS: Final = 80
 _BATCH: Final = 500  # trials that run side by side
 

@@ -33,7 +33,7 @@ def audit(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE")
     ] = None,
-    trials: Annotated[int, typer.Option(help="Independent victims, half of them with the canary.", min=80)] = 2000,
+    trials: Annotated[int, typer.Option(help="Independent victims, half of them with the canary.", min=80)] = 1000,
     fault: Annotated[
         str | None, typer.Option("--break", help="Break the mechanism: noise, clipping or order.", metavar="FAULT")
     ] = None,

@@ -127,12 +127,11 @@ def _as_dict(row: Row, chosen: bool) -> dict[str, Any]:
 
 
 def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
-    from rich import box
     from rich.table import Table
 
     privacy = found.chosen.config.privacy
     title = f"{found.chosen.config.task.name}, eps {privacy.epsilon}, delta {privacy.delta}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
     headings = (
         "", "exchange", "steps", "batch", "rate", "noise\nmult.", "noise\n/ref.", "short-\nfall", "MB per\nedge", "GB", "min",
     )  # fmt: skip
@@ -149,8 +148,8 @@ def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
         )  # fmt: skip
     console.print(table)
     console.print(
-        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. front: no other plan has both less"
-        " shortfall and fewer bytes. noise/ref.: noise of the averaged model per coordinate over the distance to walk.",
+        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. front: no other plan is as good in"
+        " shortfall, bytes and time. noise/ref.: noise of the averaged model per coordinate over the distance to walk.",
         soft_wrap=True,
     )
     if out is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,43 @@ import torch
 from rich.console import Console
 
 from dpcsgp import training
-from dpcsgp.assembly import Blueprint, Data, assemble, build_topology, design, load_data
+from dpcsgp.assembly import Blueprint, assemble, build_topology, design, load_data
+from dpcsgp.cli.children import PARENT, cores_per_process, die_with_parent
+from dpcsgp.cli.pacing import AgreedStop, Pace
 from dpcsgp.cli.session import StopSignal, load_snapshot, open_config
+from dpcsgp.cli.tables import outcome_table, plan_table
+from dpcsgp.cli.watching import Publisher, progress_line
 from dpcsgp.compression import frames
 from dpcsgp.config import Config
-from dpcsgp.errors import ConfigError
-from dpcsgp.merging import merge_parts, write_part
+from dpcsgp.errors import ConfigError, DivergenceError
+from dpcsgp.merging import SharedFolder, merge_parts, merge_rows, merge_summaries, write_part
 from dpcsgp.network.handshake import shake_hands
-from dpcsgp.network.health import Health, Store, read
-from dpcsgp.network.torch_distributed import Place, TorchDistributed, spread
+from dpcsgp.network.health import Health, announce, label, take_leave
+from dpcsgp.network.torch_distributed import Place, TorchDistributed, leave_group, spread
+from dpcsgp.recording import Recorder
+from dpcsgp.report import write_report
 from dpcsgp.results import ResultsFolder
 
+START_SECONDS = 120.0  # processes may take this long to start, one after the other, on a busy machine
 # Settings that may differ between the machines of one run without changing what is computed.
-OWN_SETTINGS = ("network.key_file", "run.device", "privacy.seed")
+OWN_SETTINGS = ("network.key_file", "graph.edges_file", "run.device", "privacy.seed")
+
+Wrapper = Callable[[training.TrainingNetwork], training.TrainingNetwork]
+
+
+@dataclass(frozen=True)
+class Party:
+    """This process among the others of a run."""
+
+    place: Place
+    store: Any
+    health: Health
+    config: Config
+
+    @property
+    def console(self) -> Console:
+        """Where rank 0 talks; the launcher talks for its workers."""
+        return Console(quiet=self.place.rank != 0 or PARENT in os.environ)
 
 
 def worker_session(
@@ -35,38 +60,88 @@ def worker_session(
     out: Path | None,
     resume: bool,
     allow_divergence: bool,
+    wrap: Wrapper = lambda network: network,
 ) -> dict[str, Any]:
-    """Train this process's nodes; rank 0 returns the summary of the whole run, the others their own part of it."""
+    """Train this process's nodes and return the summary of the run; what ends this process is told to the others.
+
+    `wrap` puts something around the network, for tracing and for tests with faults.
+    """
+    die_with_parent()
+    torch.set_num_threads(cores_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", place.world_size))))
     if out is None:
         raise ConfigError("--out FOLDER is needed when several processes write one results folder")
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", place.world_size))
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
-    config = open_config(config_file, settings, out, resume)
-    timeout = config.network.timeout_seconds
-    topology = build_topology(config)
-    hosting = spread(topology.num_nodes, place.world_size)
+    store = place.open_store(START_SECONDS, hosting=place.hosts_store)
+    name, linger = f"rank {place.rank}", 1.0
+    try:
+        config = open_config(config_file, settings, out, resume)
+        timeout = config.network.timeout_seconds
+        hosting = spread(build_topology(config).num_nodes, place.world_size)
+        store.set_timeout(timedelta(seconds=timeout))
+        health = Health(lambda: place.open_store(timeout), place.rank, hosting, timeout)
+        name, linger = label(hosting[place.rank], place.rank), health.linger
+        summary = _session(Party(place, store, health, config), out, resume, allow_divergence, wrap)
+        health.stop()
+        leave_group()
+        take_leave(store, place.world_size, timeout if place.hosts_store else 0)
+        return summary
+    except BaseException as error:
+        _tell_the_others(place, store, f"{name} gave up: {str(error) or type(error).__name__}", linger)
+        raise
+
+
+def _tell_the_others(place: Place, store: Any, cause: str, linger: float) -> None:
+    """Leave the cause (the first one counts), let go of all connections, and stay until the others have read it."""
+    try:
+        announce(store, cause, place.rank)
+        leave_group()
+        take_leave(store, place.world_size, linger)
+    except RuntimeError:
+        pass  # the store has gone: everybody notices that without being told
+
+
+def _session(party: Party, out: Path, resume: bool, allow_divergence: bool, wrap: Wrapper) -> dict[str, Any]:
+    """Meet the others, train, and put the results together."""
+    config, rank, world_size = party.config, party.place.rank, party.place.world_size
     data = load_data(config)
     blueprint = design(config, data.facts, allow_divergence or resume)
-    store = place.open_store(timeout, hosting=place.hosts_store)
+    party.console.print(plan_table(blueprint))
+    network = _meet(party, blueprint, resume)
+    folder = _results_folder(network, rank, out, config, resume)
+    shared = SharedFolder.join(folder.path, rank, network.agree("name of this start", os.urandom(8).hex())[0])
+    run = assemble(blueprint, data, wrap(network), folder.path, folder.run_id, rank, world_size)
+    pace = Pace.of(blueprint)
+    run = _with_parts(run, folder, party.place, pace.snapshots_to_keep(config.run.checkpoint_every))
+    snapshot = load_snapshot(run) if resume else None
+    network.agree("ready", True, START_SECONDS)
+    progress = _train(party, run, pace, snapshot)
+    part = write_part(folder, blueprint, run, progress, rank, world_size)
+    parts = network.agree("results", part | {"bytes_between_processes": network.bytes_to_processes})
+    sharers = shared.ranks
+    if rank == sharers[0]:
+        summary = merge_parts(folder, run, progress, parts, sharers)
+    else:
+        summary = merge_summaries(parts, merge_rows([part["rows"][-1] for part in parts]))
+    network.agree("merged", True)
+    shared.leave()
+    if PARENT not in os.environ and rank == sharers[0]:
+        page = write_report([folder.path])
+        party.console.print(outcome_table(summary))
+        party.console.print(f"results: {folder.path}    page: {page}", highlight=False, soft_wrap=True)
+    return summary
+
+
+def _meet(party: Party, blueprint: Blueprint, resume: bool) -> TorchDistributed:
+    """Shake hands and connect; the tags of this start's frames fit no other start."""
+    place, config = party.place, party.config
     key = frames.load_key(Path(config.network.key_file)) if config.network.key_file else None
-    shake_hands(store, place.rank, place.world_size, handshake_facts(blueprint, data, key, resume), timeout)
-    folder = _shared_folder(store, place, out, config, resume)
-    health = Health(lambda: place.open_store(timeout), place.rank, hosting, timeout)
-    network = TorchDistributed(
-        topology, place, store, health, timeout, key, "nccl" if config.run.device.startswith("cuda") else "gloo"
-    )
-    try:
-        run = assemble(blueprint, data, network, folder.path, folder.run_id, place.rank, place.world_size)
-        snapshot = load_snapshot(run) if resume else None
-        with StopSignal(Console(quiet=place.rank != 0)) as stop:
-            agreed = AgreedStop(store, stop, topology.num_nodes)
-            progress = training.train(run, _publish(store, place, run), agreed.is_set, snapshot)
-        return _finish(folder, blueprint, run, progress, place)
-    finally:
-        network.close()
+    facts = handshake_facts(blueprint, key, resume)
+    fresh = shake_hands(party.store, place.rank, place.world_size, facts, party.health, START_SECONDS)
+    run_key = frames.run_key(key, fresh) if key else None
+    backend = "nccl" if config.run.device.startswith("cuda") else "gloo"
+    return TorchDistributed(blueprint.topology, place, party.store, party.health, run_key, backend)
 
 
-def handshake_facts(blueprint: Blueprint, data: Data, key: bytes | None, resume: bool) -> dict[str, object]:
+def handshake_facts(blueprint: Blueprint, key: bytes | None, resume: bool) -> dict[str, object]:
     """Return what must be equal in all processes, key by key, so that a difference can be named."""
     settings = {
         f"{section}.{name}": value
@@ -77,65 +152,56 @@ def handshake_facts(blueprint: Blueprint, data: Data, key: bytes | None, resume:
     return {
         **{name: value for name, value in settings.items() if name not in OWN_SETTINGS},
         "graph": blueprint.topology.fingerprint,
+        "mixing rate": f"{blueprint.mixing_rate or 0:.9g}",
         "initial model": hashlib.blake2b(blueprint.anchor_D.numpy().tobytes(), digest_size=8).hexdigest(),
-        "input shape": list(data.facts.input_shape),
-        "examples per node": list(data.facts.num_examples),
+        "input shape": list(blueprint.facts.input_shape),
+        "examples per node": list(blueprint.facts.num_examples),
         "key in network.key_file": key_check,
-        "resume": resume,
+        "--resume": resume,
     }
 
 
-class AgreedStop:
-    """Makes all processes stop at the same step: the first to be asked announces one that nobody can have passed.
-
-    Through the messages it waits for, a process is never more than `num_nodes` rounds ahead of any other.
-    """
-
-    def __init__(self, store: Store, stop: StopSignal, num_nodes: int) -> None:
-        self._store, self._stop, self._margin = store, stop, num_nodes + 1
-        self._announced = False
-
-    def is_set(self, step: int) -> bool:
-        """Say whether the run ends before this step."""
-        if self._stop.is_set(step) and not self._announced and read(self._store, "stop at") is None:
-            self._store.set("stop at", str(step + self._margin))
-            self._announced = True
-        agreed = read(self._store, "stop at")
-        return agreed is not None and step >= int(agreed)
-
-
-def _shared_folder(store: Any, place: Place, out: Path, config: Config, resume: bool) -> ResultsFolder:
-    """Rank 0 creates or reopens the results folder; the others learn its run id (and make their own copy if needed)."""
-    if place.rank == 0:
+def _results_folder(network: TorchDistributed, rank: int, out: Path, config: Config, resume: bool) -> ResultsFolder:
+    """Rank 0 creates or reopens the results folder; the others use it, or make their own where they cannot see it."""
+    folder = None
+    if rank == 0:
         folder = ResultsFolder.reopen(out)[0] if resume else ResultsFolder.create(out, config)
-        store.set("run id", folder.run_id)
-        return folder
-    return ResultsFolder.join(out, config, store.get("run id").decode())
+    run_id = network.agree("run id", folder.run_id if folder else None)[0]
+    folder = folder or ResultsFolder.join(out, config, run_id)
+    (folder.path / "checkpoint").mkdir(exist_ok=True)
+    return folder
 
 
-def _publish(store: Any, place: Place, run: training.Run) -> training.Watcher:
-    """Tell the launcher where this process stands."""
-
-    def watch(progress: training.Progress) -> None:
-        row = run.recorder.rows[-1]
-        facts = {
-            "step": progress.state.step,
-            "polished": progress.rounds_polished,
-            "accuracy": row.get("accuracy_nodes"),
-            "epsilon": max(run.epsilon_spent()),
-            "bytes_per_edge": run.network.traffic.bytes_per_edge,
-        }
-        store.set(f"progress/{place.rank}", json.dumps(facts))
-
-    return watch
+def _with_parts(run: training.Run, folder: ResultsFolder, place: Place, snapshots: int) -> training.Run:
+    """Keep this process's own rows beside its snapshots, and enough snapshots to have one in common with the others."""
+    assert run.checkpoints is not None
+    return replace(
+        run,
+        recorder=Recorder(folder.path / "checkpoint", place.rank, place.world_size),
+        checkpoints=replace(run.checkpoints, keep=snapshots),
+    )
 
 
-def _finish(
-    folder: ResultsFolder, blueprint: Blueprint, run: training.Run, progress: training.Progress, place: Place
-) -> dict[str, Any]:
-    """Gather the rows of all processes; rank 0 writes the merged results, the others wait until it has."""
-    part = write_part(folder, blueprint, run, progress, place.rank, place.world_size)
-    parts = run.network.agree("results", part)
-    summary = merge_parts(folder, run, progress, parts) if place.rank == 0 else part["summary"]
-    run.network.agree("merged", True)
-    return summary
+def _train(party: Party, run: training.Run, pace: Pace, snapshot: Any) -> training.Progress:
+    place, health, console = party.place, party.health, party.console
+    publish = Publisher(party.store, place.rank, run)
+    with (
+        StopSignal(console) as stop,
+        progress_line(console, party.config, party.store, place.world_size) as show,
+    ):
+        agreed = AgreedStop(party.store, stop, pace)
+
+        def should_stop(step: int) -> bool:
+            health.raise_if_failed()
+            with health.limit():
+                return agreed.is_set(step)
+
+        def watch(progress: training.Progress) -> None:
+            if publish(progress) and not console.quiet:
+                show()
+            pace.meet(run.network, progress.state.step)
+
+        progress = training.train(run, watch, should_stop, snapshot)
+    if progress.stopped_because.startswith("diverged"):
+        raise DivergenceError(progress.stopped_because)
+    return progress

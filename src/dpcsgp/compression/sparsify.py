@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import final
 
 import numpy as np
@@ -75,7 +76,7 @@ class RandomSubset:
 
     @property
     def spec(self) -> str:
-        return f"rand:{self.fraction!r}"
+        return f"rand:{float(self.fraction)!r}"
 
     def num_kept(self, dim: int) -> int:
         """Return floor(a d), taking `a` as the decimal number it was written as (0.29 of 100 are 29)."""
@@ -128,7 +129,7 @@ class LargestEntries:
 
     @property
     def spec(self) -> str:
-        return f"top:{self.fraction!r}"
+        return f"top:{float(self.fraction)!r}"
 
     def num_kept(self, dim: int) -> int:
         """Return max(1, floor(a d))."""
@@ -271,6 +272,7 @@ def _bitmap(positions_K: np.ndarray, length: int) -> np.ndarray:
     return np.packbits(flags, bitorder="little")
 
 
+@cache
 def _low_bits(dim: int, count: int) -> int:
     """Return the split of a position into low and high bits that makes the Elias-Fano form smallest."""
     return min(range(1, 17), key=lambda low_bits: _elias_fano_bytes(dim, count, low_bits))
@@ -285,7 +287,7 @@ def _elias_fano_bytes(dim: int, count: int, low_bits: int) -> int:
 
 
 def _floor_of(fraction: float, dim: int) -> int:
-    return math.floor(Fraction(repr(fraction)) * dim)
+    return math.floor(Fraction(repr(float(fraction))) * dim)
 
 
 def _check_fraction(name: str, fraction: float) -> None:

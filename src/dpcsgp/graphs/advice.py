@@ -134,7 +134,9 @@ def stability_report(
     except UnstableError:
         advised = math.nan
     rate = mixing_rate if mixing_rate is not None else (1.0 if math.isnan(advised) else advised)
-    radii = {r: math.nan if math.isnan(r) else mixing_radius(topology, compressor, r, dim) for r in {rate, 1.0, advised}}
+    radii = {
+        r: math.nan if math.isnan(r) else mixing_radius(topology, compressor, r, dim) for r in {rate, 1.0, advised}
+    }
     verdict = classify(topology, compressor, rate, dim)
     return StabilityReport(
         graph=topology.name,
@@ -230,7 +232,9 @@ def _explain(verdict: Verdict, spec: str, rate: float, radius: float, advised: f
         else f"Use mixing_rate = {advised:.3g} or 'auto'."
     )
     if verdict == "stable":
-        return f"Gossip with {spec} contracts at mixing rate {rate:.3g}: the disagreement shrinks by {radius:.4f} a round."
+        return (
+            f"Gossip with {spec} contracts at mixing rate {rate:.3g}: the disagreement shrinks by {radius:.4f} a round."
+        )
     if verdict == "no law":
         cautious = "within" if rate <= advised else "above"
         return (

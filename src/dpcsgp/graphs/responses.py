@@ -176,15 +176,6 @@ class SteppedEnergies:
                 break
         return total_NN + rest * block_NN
 
-    def profile(
-        self, response: Response, recursion: GossipRecursion, level: float, left_N: np.ndarray, right_N: np.ndarray
-    ) -> Iterator[np.ndarray]:
-        """Yield level^-k left^T (p_k(B))^2 right for k = 1, 2, ..., a block at a time, `max_steps` in all."""
-        terms = self._walk(response, recursion, level)
-        block = max(self.block, int(0.5 / recursion.gain))  # what is left of a message halves in about that many steps
-        for _ in range(max(1, self.max_steps // block)):
-            yield np.array([left_N @ (next(terms) ** 2 @ right_N) for _ in range(block)])
-
     def _walk(self, response: Response, recursion: GossipRecursion, level: float) -> Iterator[np.ndarray]:
         """Yield p_k(B) level^(-k/2) for k = 1, 2, ..."""
         scale = 1.0 / np.sqrt(level)

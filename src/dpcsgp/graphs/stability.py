@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.sparse.linalg import ArpackError, eigs
+from scipy.sparse.linalg import eigs
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs.responses import (
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from dpcsgp.compression.base import Compressor
 
 _DENSE_EIGENVALUE_NODES: Final = 200
+_EXACT_NODES: Final = 400  # eigenvectors of larger graphs take longer than walking the recursion
+_POWER_STEPS: Final = 30
 
 
 def mixing_radius(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> float:
@@ -150,10 +152,10 @@ class GossipMoments:
         modal = modal_energies(self.topology) if self._closed_form else None
         return (modal or stepped_energies(self.topology, 1e-6)).of(response, self._recursion, level)
 
-    def _slow_energy(self, response: Response) -> Any:
-        """Return the energy of a response that ends in x, where slow modes count most: by eigenvectors if possible."""
+    def _slow_energy(self, response: Response, level: float = 1.0) -> Any:
+        """Return an energy in which slow modes count, by eigenvectors if possible; only `energy @ vector` is promised."""
         modal = modal_energies(self.topology)
-        return (modal or stepped_energies(self.topology, 1e-9)).of(response, self._recursion, 1.0)
+        return (modal or stepped_energies(self.topology, 1e-9)).of(response, self._recursion, level)
 
     def _loop_gain(self, level: float) -> float:
         """Return the spectral radius of K(level)."""
@@ -161,53 +163,17 @@ class GossipMoments:
             return 0.0
         return self.noise * _perron_root(self._energy(self._recursion.noise_to_error, level))
 
-    def _log_loop_gain(self, log_level: float) -> float:
-        return float(np.log(self._loop_gain(float(np.exp(log_level)))))
-
     def _noisy_radius(self) -> float:
         """Solve log(spectral radius of K(level)) = 0 for log(level), above the pole of K at the decay without noise."""
         floor = float(np.log(max(self.linear_radius**2, self.noise * _perron_root(self._first_noise_to_error**2))))
-        tolerance = 1e-10 if self._closed_form else 1e-4
-        high = 0.0 if floor < 0.0 else floor + 0.02
-        at_high = self._log_loop_gain(high)
-        if at_high > 0.0:  # the value at a point bounds the way from there to the root
-            root = brentq(self._log_loop_gain, high, high + at_high + tolerance, xtol=tolerance)
-        elif self._closed_form or high - floor < tolerance:
-            root = _root_above_pole(self._log_loop_gain, max(floor, high + at_high - tolerance), high, tolerance)
-        else:
-            root = self._root_of_large_graph(floor, high, tolerance)
-        return float(np.exp(0.5 * float(root)))  # pyright: ignore[reportArgumentType]
+        exact = self.topology.num_nodes <= _EXACT_NODES and modal_energies(self.topology) is not None
+        energy = self._slow_energy if exact else self._energy
 
-    def _root_of_large_graph(self, floor: float, high: float, tolerance: float) -> float:
-        """Return the root in few walks over the recursion.
+        def log_gain(log_level: float) -> float:
+            kernel = energy(self._recursion.noise_to_error, float(np.exp(log_level)))
+            return float(np.log(self.noise * _perron_root(kernel)))
 
-        With Perron vectors frozen the loop gain at any level is one scalar series, exact to second order in their
-        change: it gives the first root, and its slope corrects that by Newton steps on the true loop gain.
-        """
-        left_N, right_N = _perron_vectors(self._energy(self._recursion.noise_to_error, float(np.exp(high))))
-        series = self._series(floor, high, tolerance, left_N, right_N)
-        root = series.root(high)
-        for _ in range(8):
-            excess = self._log_loop_gain(root)
-            if abs(excess) <= 0.5 * tolerance * series.slope(root):
-                break
-            root = min(max(root + excess / series.slope(root), 0.5 * (root + floor)), high)
-        return root
-
-    def _series(
-        self, floor: float, high: float, tolerance: float, left_N: np.ndarray, right_N: np.ndarray
-    ) -> _GainSeries:
-        """Walk until further terms no longer move the root."""
-        rule, scale = self._recursion, self.noise / float(left_N @ right_N)
-        walk = stepped_energies(self.topology).profile(rule.noise_to_error, rule, np.exp(floor), left_N, right_N)
-        series, root, settled = _GainSeries(floor, np.empty(0), 1), np.inf, 0
-        for block in walk:
-            series = _GainSeries(floor, np.concatenate([series.terms, scale * block]), len(block))
-            previous, root = root, series.root(high)
-            settled = settled + 1 if abs(root - previous) < 0.1 * tolerance else 0
-            if settled == 2:
-                break
-        return series
+        return float(np.exp(0.5 * _falling_root(log_gain, floor, 1e-9 if exact else 2e-4)))
 
     @property
     def _first_noise_to_error(self) -> np.ndarray:
@@ -216,62 +182,38 @@ class GossipMoments:
         return self.mixing_rate * (self.topology.weights - identity_NN) - identity_NN
 
 
-def _root_above_pole(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Return the root of a falling function between a pole (or a positive value) at `low` and `high`."""
-    while high - low > tolerance:
-        probe = low + 0.25 * (high - low)
-        if function(probe) > 0.0:
-            return float(brentq(function, probe, high, xtol=tolerance))  # pyright: ignore[reportArgumentType]
-        high = probe
-    return low
+def _falling_root(function: Callable[[float], float], floor: float, tolerance: float) -> float:
+    """Return the root above `floor`, where there may be a pole, of a function that falls by at least one per unit.
+
+    The value at a point thus bounds the way to the root. Near the pole the function is slow to compute: go there last.
+    """
+    low, high = floor, 0.0 if floor < 0.0 else floor + 0.02
+    value = function(high)
+    if value > 0.0:
+        low, high = high, high + value + tolerance
+    else:
+        while (low := max(floor, high + value)) < high - tolerance:
+            probe = low if low > floor else floor + 0.25 * (high - floor)
+            value = function(probe)
+            if value > 0.0:
+                low = probe
+                break
+            high = probe
+        else:
+            return low
+    return float(brentq(function, low, high, xtol=tolerance))  # pyright: ignore[reportArgumentType]
 
 
-@dataclass(frozen=True, eq=False)
-class _GainSeries:
-    """Hold sum_k terms_k exp(-k (log_level - floor)); beyond the known terms a block repeats the last one, falling."""
-
-    floor: float
-    terms: np.ndarray
-    block: int
-
-    def _weighted(self, log_level: float) -> tuple[float, float]:
-        """Return the sum and its slope in -log_level."""
-        fall = log_level - self.floor
-        powers_K = np.arange(1, len(self.terms) + 1)
-        value_K = self.terms * np.exp(-powers_K * fall)
-        ratio = np.exp(-self.block * fall)
-        rest = float(value_K[-self.block :].sum() * ratio / (1.0 - ratio))
-        reach = len(self.terms) + self.block / (1.0 - ratio)
-        return float(value_K.sum()) + rest, float(powers_K @ value_K) + rest * reach
-
-    def slope(self, log_level: float) -> float:
-        """Return how fast the logarithm of the sum falls."""
-        value, slope = self._weighted(log_level)
-        return slope / value
-
-    def root(self, high: float) -> float:
-        """Return the log level at which the sum is 1, at most `high`."""
-        if self._weighted(high)[0] >= 1.0:
-            return high
-        return _root_above_pole(lambda level: self._weighted(level)[0] - 1.0, self.floor, high, 1e-9)
-
-
-def _perron_vectors(matrix_NN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the left and right eigenvectors of the largest eigenvalue of a positive matrix, by power iteration."""
-    left_N = right_N = np.ones(len(matrix_NN))
-    for _ in range(200):
-        left_N, right_N = left_N @ matrix_NN, matrix_NN @ right_N
-        left_N, right_N = left_N / left_N.sum(), right_N / right_N.sum()
-    return left_N, right_N
-
-
-def _perron_root(matrix_NN: np.ndarray) -> float:
-    """Return the largest eigenvalue of a non-negative matrix (real, by Perron and Frobenius)."""
-    if len(matrix_NN) > _DENSE_EIGENVALUE_NODES:
-        try:
-            start_N = np.ones(len(matrix_NN))
-            top = eigs(matrix_NN.astype(float), k=1, which="LR", v0=start_N, tol=1e-7, return_eigenvectors=False)
-            return float(np.real(top[0]))
-        except ArpackError:
-            pass  # the largest two are too close for a few iterations: take the dense route
-    return float(np.abs(np.linalg.eigvals(matrix_NN)).max())
+def _perron_root(matrix: Any) -> float:
+    """Return the largest eigenvalue of a non-negative matrix or operator (real, by Perron and Frobenius)."""
+    num_nodes = matrix.shape[0]
+    if isinstance(matrix, np.ndarray) and num_nodes <= _DENSE_EIGENVALUE_NODES:
+        return float(np.abs(np.linalg.eigvals(matrix)).max())
+    vector_N = np.ones(num_nodes)
+    for _ in range(_POWER_STEPS):
+        image_N = np.maximum(matrix @ vector_N, 1e-300)
+        ratio_N = image_N / vector_N  # the root lies between its smallest and its largest entry
+        if ratio_N.max() - ratio_N.min() <= 1e-6 * ratio_N.max():
+            return float(ratio_N.mean())
+        vector_N = image_N / image_N.mean()
+    return float(np.real(eigs(matrix, k=1, which="LR", v0=vector_N, tol=1e-8, return_eigenvectors=False)[0]))

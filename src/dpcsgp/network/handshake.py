@@ -57,7 +57,9 @@ def _compare(rank: int, mine: Mapping[str, object], other_rank: int, theirs: Map
     differing = [key for key in keys if mine.get(key) != theirs.get(key)]
     if not differing:
         return
-    named = ", ".join(f"{key} = {theirs.get(key)!r} (rank {rank}: {mine.get(key)!r})" for key in differing[:_MOST_NAMED])
+    named = ", ".join(
+        f"{key} = {theirs.get(key)!r} (rank {rank}: {mine.get(key)!r})" for key in differing[:_MOST_NAMED]
+    )
     more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
     raise ConfigError(
         f"handshake: rank {other_rank} has {named}{more}; start all processes with the same settings, data and version"

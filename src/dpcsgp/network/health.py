@@ -138,7 +138,7 @@ class Health:
         """Bound whatever is done inside: give up waiting at the moment that is yielded; the rest is for the diagnosis."""
         seconds = seconds or self.timeout
         start = time.monotonic()
-        self._deadline = start + 0.9 * seconds
+        self._deadline = start + seconds - 0.1 * self.timeout
         try:
             yield start + seconds - 0.4 * self.timeout
         finally:
@@ -171,7 +171,9 @@ class Health:
         if rank in silent:
             text = f"{name} went silent: no sign of life within {seconds}; restart it and continue with --resume"
         else:
-            text = f"{name} is alive but sent nothing within {seconds}; raise network.timeout_seconds if it is only slow"
+            text = (
+                f"{name} is alive but sent nothing within {seconds}; raise network.timeout_seconds if it is only slow"
+            )
         return announce(self._store, text, rank)
 
     def _beats(self) -> list[tuple[int, int]]:

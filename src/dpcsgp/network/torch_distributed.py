@@ -72,7 +72,7 @@ class Place:
 
 
 def serve_store(port: int = 0) -> dist.TCPStore:
-    """Serve a store from this process (the launcher's), to this machine only, on a free port if none is given."""
+    """Serve a store from this process (the launcher's), on a free port if none is given."""
     return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
 
 

@@ -2,7 +2,7 @@
 
 For every plan: noise multiplier from the accountant, outlook (see `outlook`), exact bytes per edge, memory, and seconds
 from timed parts. Limits are checked before the accountant is asked, so that it is asked seldom. The front holds the plans
-that no other beats in both shortfall and bytes. The choice is the quickest plan whose shortfall is within one per cent of
+that no other beats in shortfall, bytes and seconds at once. The choice is the quickest plan whose shortfall is within two per cent of
 the smallest: batch sizes that differ only in time are common, because full composition makes noise per step and number
 of steps trade evenly.
 """
@@ -24,13 +24,13 @@ from dpcsgp.planning.timing import StepTimes, data_bytes, state_bytes, time_exch
 from dpcsgp.privacy import calibrate_noise
 
 BATCH_SHARES: Final = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 2 / 3, 1.0)
-STEPS: Final = (15, 20, 30, 40, 50, 60, 75, 100, 150, 200, 300, 400)
+STEPS: Final = (15, 20, 30, 40, 50, 60, 70, 100, 150, 200, 300, 400)
 COMPRESSORS: Final = (
     "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/512", "gsgd:8/512", "rand:0.5", "rand:0.1", "rand:0.02", "none",
 )  # fmt: skip
 BLOCKS: Final = (10, 30)
 POLISH_ROUNDS: Final = 3
-AS_GOOD: Final = 1.01  # shortfalls within this factor count as equal
+AS_GOOD: Final = 1.02  # shortfalls within this factor count as equal
 
 Tell = Callable[[str], None]
 
@@ -130,14 +130,20 @@ def choose(rows: Sequence[Row]) -> Row:
 
 
 def mark_front(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Sort by shortfall and mark the rows that no other beats in shortfall and bytes."""
-    fewest = float("inf")
+    """Sort by shortfall and mark the rows that no other beats: at least as good in shortfall, bytes and seconds."""
+    ordered = sorted(rows, key=_costs)
+    front: list[Row] = []
     marked = []
-    for row in sorted(rows, key=lambda row: (row.outlook.shortfall, row.bytes_per_edge, row.seconds)):
-        on_front = row.bytes_per_edge < fewest
-        fewest = min(fewest, row.bytes_per_edge)
-        marked.append(replace(row, on_front=on_front))
+    for row in ordered:  # whoever beats a row comes before it, and if it is beaten itself, by somebody on the front
+        beaten = any(all(a <= b for a, b in zip(_costs(other), _costs(row), strict=True)) for other in front)
+        if not beaten:
+            front.append(row)
+        marked.append(replace(row, on_front=not beaten))
     return tuple(marked)
+
+
+def _costs(row: Row) -> tuple[float, int, float]:
+    return row.outlook.shortfall, row.bytes_per_edge, row.seconds
 
 
 @final

@@ -1,13 +1,10 @@
-"""How many releases each node may still make; asks the accountant once, then counts."""
+"""How many releases each node may still make: the accountant says it once, then it is counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from dpcsgp.errors import BudgetExceededError
-from dpcsgp.privacy.accounting import ReleaseEvent, releases_within
-
-Releases = Iterable[tuple[ReleaseEvent, int]]
 
 
 class Budget:
@@ -16,22 +13,6 @@ class Budget:
     def __init__(self, nodes: Sequence[int], remaining: Sequence[int | None]) -> None:
         self.nodes = tuple(nodes)
         self.remaining = list(remaining)
-
-    @classmethod
-    def of(
-        cls,
-        nodes: Sequence[int],
-        events: Sequence[ReleaseEvent],
-        epsilons: Sequence[float],
-        deltas: Sequence[float],
-        spent: Sequence[Releases],
-    ) -> Budget:
-        """Ask the accountant how many releases fit beside what was already spent."""
-        remaining = [
-            releases_within(event, epsilon, delta, tuple(before))
-            for event, epsilon, delta, before in zip(events, epsilons, deltas, spent, strict=True)
-        ]
-        return cls(nodes, remaining)
 
     @classmethod
     def unlimited(cls, nodes: Sequence[int]) -> Budget:

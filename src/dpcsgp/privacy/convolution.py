@@ -21,7 +21,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpcsgp.privacy.terms import PASS_COST, WRITE_COST, ExplicitTerm, Term, finite, scaled, slices, worth_keeping
+from dpcsgp.privacy.terms import (
+    PASS_COST,
+    WRITE_COST,
+    ExplicitTerm,
+    Term,
+    finite,
+    scaled,
+    slices,
+    squared_norms,
+    worth_keeping,
+)
 
 Pair = tuple[int, int]
 
@@ -73,7 +83,7 @@ class ConvolutionTerm:
             runs = slices(self.num_examples, costs.gram_floats)
             return torch.cat([self._gram(rows, costs.gram_of_image) for rows in runs])
         parts = (self.explicit(rows) for rows in slices(self.num_examples, costs.coordinates))
-        return torch.cat([torch.linalg.vector_norm(part, dim=1).square() for part in parts])
+        return torch.cat([squared_norms(part) for part in parts])
 
     def _gram(self, rows: slice, whole_image: bool) -> Tensor:
         (up, left), groups = self.geometry.padding, self.geometry.groups

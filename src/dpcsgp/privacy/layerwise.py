@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dpcsgp.errors import ModelError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.layers import RULES, has_rule
-from dpcsgp.privacy.terms import Term, clip_factors, finite, merge, slices
+from dpcsgp.privacy.terms import Term, clip_factors, finite, merge, slices, squared_norms
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -192,7 +192,7 @@ class LayerwiseEngine:
             parts = {
                 name: part.flatten(1) for name, part in _batched(gradients, free, inputs[rows], targets[rows]).items()
             }
-            whole = [torch.linalg.vector_norm(part, dim=1).square() for part in parts.values()]
+            whole = [squared_norms(part) for part in parts.values()]
             norms.append(norm_squared_E[rows] + torch.stack(whole).sum(dim=0))
             factors_E = clip_factors(norms[-1], clip)
             for name, part in parts.items():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.layerwise import LayerwiseEngine, Loss, check_losses
-from dpcsgp.privacy.terms import CACHED_FLOATS, clip_factors, finite, scaled, slices
+from dpcsgp.privacy.terms import CACHED_FLOATS, clip_factors, finite, scaled, slices, squared_norms
 
 # Layers without parameters that treat every row of a (rows, features) matrix on its own.
 _ROWWISE: Final = (
@@ -132,11 +132,11 @@ class LinearStackEngine:
         """Return |delta|^2 (|a|^2 + 1), frozen parameters left out: (N, E); views of one example are summed first."""
         weight, bias = part.linear.weight is not None, part.linear.bias is not None
         if self._views == 1:
-            inputs_NE, delta_NE = (torch.linalg.vector_norm(rows, dim=2).square() for rows in part[1:])
+            inputs_NE, delta_NE = (squared_norms(rows) for rows in part[1:])
             return delta_NE * (inputs_NE * weight + bias)
         inputs, delta = (rows.unflatten(1, (num_examples, self._views)) for rows in part[1:])
         squares = (inputs @ inputs.mT).mul_(delta @ delta.mT).sum(dim=(2, 3)) * weight
-        return squares + torch.linalg.vector_norm(delta.sum(dim=2), dim=2).square() * bias
+        return squares + squared_norms(delta.sum(dim=2)) * bias
 
     def _contract(self, passes: list[_Pass], factors_NE: Tensor, total_ND: Tensor) -> Tensor:
         """Write sum_e factor_e g_e into the flat vectors."""

@@ -26,7 +26,7 @@ Shape = tuple[int, int, int]
 
 CHUNK: Final = 250  # images at a time
 HOG_NORM: Final = 8.0
-COLOUR_NORM: Final = 0.6  # weight of colours beside shapes of norm one
+COLOUR_WEIGHT: Final = 0.6  # norm of the colours beside shapes of norm one
 _FLOOR: Final = 0.01  # smallest deviation or norm to divide by: a blank image stays near zero
 
 
@@ -139,12 +139,13 @@ class OrientedGradients:
         pixels = Pixels().apply(images)
         down, across = (tents(num_cells(side), side).to(pixels.device) for side in pixels.shape[2:])
         roots = (down @ self._votes(pixels) @ across.T).sqrt()
-        shapes = scale_to_norm(roots - roots.mean(1, keepdim=True), 1.0)
-        if pixels.shape[1] > 1:
-            colours = down @ pixels @ across.T
-            colours = scale_to_norm(colours - colours.mean((1, 2, 3), keepdim=True), COLOUR_NORM)
-            shapes = torch.cat([shapes, colours], 1)
-        return scale_to_norm(shapes, HOG_NORM)
+        roots -= roots.mean(1, keepdim=True)
+        if pixels.shape[1] == 1:
+            return scale_to_norm(roots, HOG_NORM)
+        colours = down @ pixels @ across.T
+        colours -= colours.mean((1, 2, 3), keepdim=True)
+        unit = HOG_NORM / math.hypot(1, COLOUR_WEIGHT)
+        return torch.cat([scale_to_norm(roots, unit), scale_to_norm(colours, COLOUR_WEIGHT * unit)], 1)
 
     def _votes(self, pixels: Tensor) -> Tensor:
         """Return (E, orientations, H, W): each pixel's gradient length, shared between the two nearest directions."""
@@ -177,8 +178,9 @@ def in_chunks(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 
 def _standardize(images: Tensor) -> Tensor:
     pixels = Pixels().apply(images)
-    deviation, mean = torch.std_mean(pixels, (1, 2, 3), correction=0, keepdim=True)
-    return (pixels - mean) / deviation.clamp_min(_FLOOR)
+    centred = pixels - pixels.mean((1, 2, 3), keepdim=True)
+    deviation = centred.square().mean((1, 2, 3), keepdim=True).sqrt()
+    return centred / deviation.clamp_min(_FLOOR)
 
 
 def cosines(num_frequencies: int, num_points: int) -> Tensor:
