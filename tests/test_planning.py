@@ -55,7 +55,7 @@ def test_predicted_bytes_noise_and_rate_are_those_of_the_run(plan: Plan, tmp_pat
     quickest = {}
     for row in sorted(plan.rows, key=lambda row: row.config.algorithm.steps):
         quickest.setdefault(row.exchange, row)
-    assert {"rot:1", "rot:4", "block:30", "local"} <= set(quickest)
+    assert {"rot:1", "rot:2", "block:30", "local"} <= set(quickest)
     for name, row in quickest.items():
         config = make_config({**row.config.model_dump(), "run": {"evaluate_every": 0, "checkpoint_every": 0}})
         data = load_data(config)
@@ -76,7 +76,7 @@ def test_the_chosen_settings_survive_toml(plan: Plan, tmp_path: Path) -> None:
 
 def test_impossible_limits_are_refused_with_a_remedy() -> None:
     config = load_config(None, DIGITS)
-    with pytest.raises(ConfigError, match="none of 864 plans fits; allow more"):
+    with pytest.raises(ConfigError, match=r"none of \d+ plans fits; allow more"):
         search(config, declared_facts(config), Limits(minutes=0.0))
     with pytest.raises(ConfigError, match="--max-megabytes -1"):
         Limits(megabytes=-1)
@@ -173,7 +173,7 @@ def test_the_diagnosis_knows_healthy_from_unhealthy(settings: list[str], healthy
 
 
 def test_a_round_costs_what_one_more_round_of_a_run_costs() -> None:
-    for spec in ("rot:1", "gsgd:4/512", "rand:0.5"):
+    for spec in ("rot:1", "gsgd:4/64", "rand:0.5"):
         config = load_config(None, [*DIGITS, f"compression.spec={spec}"])
         blueprint = design(config, declared_facts(config))
         found = diagnose(config, blueprint.dim, 375)

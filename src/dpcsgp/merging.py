@@ -106,6 +106,10 @@ def merge_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if f"{key[:-1]}_mean" in merged:
             values = torch.tensor(merged[key])  # the same sum in the same precision as in one process
             merged[f"{key[:-1]}_mean"], merged[f"{key[:-1]}_min"] = float(values.mean()), float(values.min())
+    if "residual_ratio" in merged:
+        sizes = [len(row["bytes_sent_nodes"]) for row in rows]
+        total = sum(row["residual_ratio"] * size for row, size in zip(rows, sizes, strict=True))
+        merged["residual_ratio"] = total / sum(sizes)
     merged["seconds"] = max(row["seconds"] for row in rows)
     return merged
 

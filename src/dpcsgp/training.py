@@ -173,6 +173,7 @@ def _polish(run: Run, progress: Progress, watch: Watcher) -> None:
 
 def _start(run: Run, snapshot: Snapshot | None) -> Progress:
     if snapshot is None:
+        run.recorder.keep_until(-1)  # rows of an earlier start that left no snapshot
         start_ND = run.anchor_D.expand(len(run.network.nodes), -1).clone()
         state = run.algorithm.init(start_ND, run.anchor_D)
         velocity_ND = torch.zeros_like(start_ND) if run.schedule.momentum else None

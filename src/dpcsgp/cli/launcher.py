@@ -5,28 +5,36 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from dpcsgp.assembly import build_topology
-from dpcsgp.cli.session import check_quickly, new_folder, open_config
-from dpcsgp.cli.tables import outcome_table
-from dpcsgp.config import Config
+from dpcsgp.assembly import Blueprint, design, load_data
+from dpcsgp.cli.children import Child, cores_per_process, family
+from dpcsgp.cli.session import check_quickly, downloads, new_folder, open_config, previous_processes
+from dpcsgp.cli.tables import outcome_table, plan_table
+from dpcsgp.cli.watching import progress_line
 from dpcsgp.errors import DpcsgpError
-from dpcsgp.network.health import read
+from dpcsgp.network.health import Store, announce, known_cause, label
 from dpcsgp.network.torch_distributed import Place, serve_store, spread
-from dpcsgp.report import write_report
 
-GRACE_SECONDS = 10.0  # how long the others may take to name the cause after one process has failed
+_POLL_SECONDS = 0.1
+
+
+class RunFailed(DpcsgpError):
+    """Processes of a run failed: the message gives the cause and what each of them said."""
+
+
+class Interrupted(DpcsgpError):
+    """The run was stopped before it could save anything new."""
+
+    exit_code = 130
 
 
 def launch_session(
@@ -43,128 +51,132 @@ def launch_session(
     config = open_config(config_file, settings, out, resume)
     out = out or new_folder(config)
     check_quickly(config, out, resume)
-    num_nodes = build_topology(config).num_nodes
-    world_size = processes or num_nodes
-    spread(num_nodes, world_size)
-    store = serve_store()
-    place = Place(0, world_size, "127.0.0.1", store.port, hosts_store=False)
+    with downloads(console) as bars:  # once, and before ten processes ask for the same files
+        blueprint = design(config, load_data(config, bars).facts, allow_divergence or resume)
+    previous = max(previous_processes(out / "checkpoint"), default=None) if resume else None
+    world_size = processes or previous or blueprint.topology.num_nodes
+    hosting = spread(blueprint.topology.num_nodes, world_size)
+    console.print(plan_table(blueprint))
     words = ["run", *([str(config_file)] if config_file else []), "--out", str(out)]
     words += [word for setting in settings for word in ("--set", setting)]
     words += ["--resume"] * resume + ["--allow-divergence"] * allow_divergence
-    with _children(words, place) as children, _progress(console, config) as show:
-        watch_store = place.open_store(timeout=5)
-        while any(child.poll() is None for child in children):
-            show(watch_store, world_size)
-            _end_all_if_one_failed(children, config.network.timeout_seconds)
-            time.sleep(0.2)
-        _raise_if_failed(children)
-    summary = json.loads((out / "summary.json").read_text())
+    started = time.time()
+    _supervise(console, words, blueprint, hosting)
+    summary_file = out / "summary.json"
+    if not summary_file.exists() or summary_file.stat().st_mtime < started:
+        raise Interrupted("stopped before the first step")
+    summary = json.loads(summary_file.read_text())
+    from dpcsgp.report import write_report  # brings matplotlib, which takes a while to import
+
     page = write_report([out])
     console.print(outcome_table(summary))
+    console.print(_pace(summary), highlight=False, soft_wrap=True)
     console.print(f"results: {out}    page: {page}", highlight=False, soft_wrap=True)
     return summary
 
 
-class Child(subprocess.Popen[bytes]):
-    """A worker process whose complaints are kept in a file."""
-
-    complaints: Path
-    rank: int
-    failed_at: float | None = None
-
-
-@contextmanager
-def _children(words: Sequence[str], place: Place) -> Iterator[list[Child]]:
-    """Start the workers; whatever happens, none of them outlives this block."""
-    children: list[Child] = []
-    with tempfile.TemporaryDirectory() as folder:
-        previous = signal.signal(signal.SIGINT, lambda *_: _forward(children, signal.SIGINT))
-        signal.signal(signal.SIGTERM, lambda *_: _forward(children, signal.SIGINT))
-        try:
-            for rank in range(place.world_size):
-                children.append(_start(words, place, rank, Path(folder) / f"rank-{rank}"))
-            yield children
-        finally:
-            signal.signal(signal.SIGINT, previous)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            for child in children:
-                if child.poll() is None:
-                    child.kill()
-                child.wait()
+def _pace(summary: dict[str, Any]) -> str:
+    if not summary.get("seconds_per_step"):
+        return ""
+    return (
+        f"{summary['seconds_per_step']:.3f} s per step with {summary['processes']} processes, evaluations included; "
+        f"{summary['bytes_between_processes'] / 1e6:.3f} MB of frames between them"
+    )
 
 
-def _start(words: Sequence[str], place: Place, rank: int, complaints: Path) -> Child:
-    environment = {
+def _supervise(
+    console: Console, words: Sequence[str], blueprint: Blueprint, hosting: Sequence[tuple[int, ...]]
+) -> None:
+    """Start the workers and watch them to their end; raise if one failed."""
+    world_size, config = len(hosting), blueprint.config
+    server = serve_store()
+    place = Place(0, world_size, "127.0.0.1", server.port)
+    store = place.open_store(timeout=10)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        family(words, world_size, _environment(place), Path(folder)) as children,
+        Signals(console, children) as signals,
+        progress_line(console, config, store, world_size) as show,
+    ):
+        while any(child.code is None for child in children):
+            show()
+            _tell_of_failures(store, children, hosting)
+            _end_survivors(store, children, config.network.timeout_seconds)
+            time.sleep(_POLL_SECONDS)
+        show()
+        _raise_if_failed(store, children, hosting, signals.asked)
+
+
+def _environment(place: Place) -> dict[str, str]:
+    own = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    return {
+        **own,  # the processes meet on this machine only, whatever its name resolves to
         **os.environ,
-        "RANK": str(rank),
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_WORLD_SIZE": str(place.world_size),
         "MASTER_ADDR": place.host,
         "MASTER_PORT": str(place.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // place.world_size)),
+        "OMP_NUM_THREADS": str(cores_per_process(place.world_size)),
     }
-    with open(complaints, "wb") as file:
-        child = Child(
-            [sys.executable, "-m", "dpcsgp", *words],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=file,
-            start_new_session=True,  # Ctrl-C reaches the launcher, which passes it on once
-        )
-    child.complaints, child.rank = complaints, rank
-    return child
 
 
-def _forward(children: Sequence[Child], number: int) -> None:
+class Signals:
+    """Passes Ctrl-C and SIGTERM on to the workers, who finish the step and save; a second one ends them at once."""
+
+    def __init__(self, console: Console, children: Sequence[Child]) -> None:
+        self.asked = 0
+        self._console, self._children = console, children
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.asked += 1
+        for child in self._children:
+            child.send(signal.SIGINT if self.asked == 1 else signal.SIGKILL)
+        if self.asked == 1:
+            self._console.print("stopping after this step; once more to stop at once", style="yellow")
+
+
+def _tell_of_failures(store: Store, children: Sequence[Child], hosting: Sequence[tuple[int, ...]]) -> None:
+    """Tell the others of a process that cannot do it itself any more."""
     for child in children:
-        if child.poll() is None:
-            child.send_signal(number)
+        if child.failed and known_cause(store) is None:
+            name = label(hosting[child.rank], child.rank)
+            announce(store, f"{name} went silent: {child.complaint()}; continue with --resume", child.rank)
 
 
-def _end_all_if_one_failed(children: Sequence[Child], timeout: float) -> None:
-    now = time.monotonic()
-    failed = [child for child in children if child.poll() not in (None, 0, 1, 130)]
-    for child in failed:
-        child.failed_at = child.failed_at or now
-    if failed and now - min(child.failed_at or now for child in failed) > timeout + GRACE_SECONDS:
-        for child in children:
-            if child.poll() is None:
-                child.kill()
+def _end_survivors(store: Store, children: Sequence[Child], timeout: float) -> None:
+    """Once the run has failed, give everybody time to notice; only the one to blame may be stopped for good."""
+    ends = [child.ended_at for child in children if child.failed and child.ended_at is not None]
+    if not ends:
+        return
+    cause = known_cause(store)
+    alive = [child for child in children if child.code is None]
+    only_culprit = cause is not None and all(child.rank == cause.rank for child in alive)
+    if time.monotonic() > (max(ends) + 1 if only_culprit else min(ends) + timeout):
+        for child in alive:
+            child.end()
 
 
-def _raise_if_failed(children: Sequence[Child]) -> None:
-    failed = [child for child in children if child.returncode not in (0, 130)]
+def _raise_if_failed(
+    store: Store, children: Sequence[Child], hosting: Sequence[tuple[int, ...]], asked_to_stop: int
+) -> None:
+    failed = [child for child in children if child.failed]
     if not failed:
         return
-    reports = []
-    for child in failed:
-        text = child.complaints.read_text(errors="replace").strip()
-        cause = text.splitlines()[-1] if text else f"ended by signal {-child.returncode}"
-        reports.append(f"rank {child.rank}: {text if 'error:' in text else cause}")
-    raise DpcsgpError("the run did not finish\n" + "\n".join(reports))
-
-
-@contextmanager
-def _progress(console: Console, config: Config) -> Iterator[Any]:
-    total = config.algorithm.steps + config.algorithm.polish_rounds
-    columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting processes", total=total)
-
-        def show(store: Any, world_size: int) -> None:
-            texts = [read(store, f"progress/{rank}") for rank in range(world_size)]
-            facts = [json.loads(text) for text in texts if text]
-            if len(facts) < world_size:
-                return
-            slowest = min(facts, key=lambda fact: fact["step"] + fact["polished"])
-            accuracies = [value for fact in facts for value in fact["accuracy"] or []]
-            accuracy = f"{100 * sum(accuracies) / len(accuracies):.1f} %" if accuracies else "-"
-            text = (
-                f"step {slowest['step']}/{config.algorithm.steps}  accuracy {accuracy}  "
-                f"eps {max(fact['epsilon'] for fact in facts):.3f}  {slowest['bytes_per_edge'] / 1e6:.3f} MB/edge"
-            )
-            bar.update(task, completed=slowest["step"] + slowest["polished"], description=text)
-
-        yield show
+    if asked_to_stop:
+        raise Interrupted("stopped before this step was finished; continue from the last checkpoint with --resume")
+    cause = known_cause(store)
+    said = [f"  {label(hosting[child.rank], child.rank)}: {child.complaint()}" for child in failed]
+    error = RunFailed("\n".join([cause.text if cause else "the run did not finish", "what the processes said:", *said]))
+    error.exit_code = 2 if all(child.code == 2 for child in failed) else 1
+    raise error

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = """
 Examples:
@@ -47,7 +44,7 @@ def run(
         from dpcsgp.cli.worker import worker_session
 
         summary = worker_session(place, config_file, settings or [], out, resume, allow_divergence)
-    if as_json:
+    if as_json and (place is None or place.rank == 0):
         typer.echo(json.dumps(summary))
     if str(summary["stopped_because"]).startswith(("diverged", "interrupted")):
         raise typer.Exit(1 if str(summary["stopped_because"]).startswith("diverged") else 130)

@@ -22,7 +22,6 @@ from dpcsgp.compression import frames, parse_compressor
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator
-from dpcsgp.report import write_report
 from dpcsgp.results import ResultsFolder
 
 
@@ -35,6 +34,8 @@ def run_session(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Train in the simulator and return the summary."""
+    from dpcsgp.report import write_report  # brings matplotlib, which worker processes do without
+
     console = Console(quiet=quiet)
     config = open_config(config_file, settings, out, resume)
     check_quickly(config, out, resume)
@@ -58,7 +59,17 @@ def run_session(
 def load_snapshot(run: training.Run) -> Snapshot | None:
     """Return the newest snapshot that all processes of the run have whole."""
     assert run.checkpoints is not None
+    previous, now = previous_processes(run.checkpoints.path), run.checkpoints.num_parts
+    if previous and now not in previous:
+        number = max(previous)
+        command = "dpcsgp run --resume" if number == 1 else f"dpcsgp launch --resume --processes {number}"
+        raise ConfigError(f"--resume: this run was made by {number} processes, not {now}; continue it with `{command}`")
     return run.checkpoints.load_common(run.network.agree("whole checkpoints", run.checkpoints.whole_steps()))
+
+
+def previous_processes(checkpoints: Path) -> set[int]:
+    """Return how many processes wrote the snapshots in a folder (empty: there are none)."""
+    return {int(path.stem.rpartition("-of-")[2]) for path in checkpoints.glob("step-*.part-*-of-*.json")}
 
 
 def open_config(config_file: Path | None, settings: Sequence[str], out: Path | None, resume: bool) -> Config:

@@ -28,7 +28,6 @@ from dpcsgp.network.handshake import shake_hands
 from dpcsgp.network.health import Health, announce, label, take_leave
 from dpcsgp.network.torch_distributed import Place, TorchDistributed, leave_group, spread
 from dpcsgp.recording import Recorder
-from dpcsgp.report import write_report
 from dpcsgp.results import ResultsFolder
 
 START_SECONDS = 120.0  # processes may take this long to start, one after the other, on a busy machine
@@ -124,6 +123,8 @@ def _session(party: Party, out: Path, resume: bool, allow_divergence: bool, wrap
     network.agree("merged", True)
     shared.leave()
     if PARENT not in os.environ and rank == sharers[0]:
+        from dpcsgp.report import write_report  # brings matplotlib, which most processes do without
+
         page = write_report([folder.path])
         party.console.print(outcome_table(summary))
         party.console.print(f"results: {folder.path}    page: {page}", highlight=False, soft_wrap=True)
@@ -197,8 +198,9 @@ def _train(party: Party, run: training.Run, pace: Pace, snapshot: Any) -> traini
                 return agreed.is_set(step)
 
         def watch(progress: training.Progress) -> None:
-            if publish(progress) and not console.quiet:
-                show()
+            with health.limit():
+                if publish(progress) and not console.quiet:
+                    show()
             pace.meet(run.network, progress.state.step)
 
         progress = training.train(run, watch, should_stop, snapshot)

@@ -255,7 +255,7 @@ def stepped_energies(topology: Topology, tolerance: float = 1e-7) -> SteppedEner
     weights_NN = topology.weights.astype(kind)
     sparse_enough = np.count_nonzero(weights_NN) < 0.05 * weights_NN.size
     phi_N = stationary(topology).astype(kind)
-    max_steps = int(min(20_000, 3e9 / topology.num_nodes**2))
+    max_steps = int(min(20_000, 1e9 / topology.num_nodes**2))
     return SteppedEnergies(sparse.csr_matrix(weights_NN) if sparse_enough else weights_NN, phi_N, tolerance, max_steps)
 
 

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from dpcsgp.compression.base import Compressor
 
 _DENSE_EIGENVALUE_NODES: Final = 200
-_EXACT_NODES: Final = 400  # eigenvectors of larger graphs take longer than walking the recursion
+_EXACT_NODES: Final = 150  # on larger graphs walking the recursion is faster than sums over eigenvectors
 _POWER_STEPS: Final = 30
 
 
 def mixing_radius(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> float:
     """Return the factor per round by which the root mean square disagreement shrinks (< 1) or grows (> 1).
 
-    nan where the compressor has no second-moment law (top-k, sign). Six digits up to 64 nodes, four beyond.
+    nan where the compressor has no second-moment law (top-k, sign). Six digits up to 150 nodes, three beyond.
     """
     moments = compressor.moments(dim)
     if moments is None:
@@ -173,7 +173,7 @@ class GossipMoments:
             kernel = energy(self._recursion.noise_to_error, float(np.exp(log_level)))
             return float(np.log(self.noise * _perron_root(kernel)))
 
-        return float(np.exp(0.5 * _falling_root(log_gain, floor, 1e-9 if exact else 2e-4)))
+        return float(np.exp(0.5 * _falling_root(log_gain, floor, 1e-7 if exact else 2e-4)))
 
     @property
     def _first_noise_to_error(self) -> np.ndarray:

@@ -42,11 +42,11 @@ class Store(Protocol):
         """Say whether all keys are there."""
         ...
 
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Write a value if the key holds `expected` (empty: if it is not there); return what it holds then."""
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        """Write a value if the key holds the expected one (empty: if it is not there); return what it holds then."""
         ...
 
-    def add(self, key: str, amount: int) -> int:
+    def add(self, key: str, value: int) -> int:
         """Add to a counter and return it."""
         ...
 
@@ -141,6 +141,11 @@ class Health:
         self._deadline = start + seconds - 0.1 * self.timeout
         try:
             yield start + seconds - 0.4 * self.timeout
+        except RuntimeError as error:  # of the store; errors of this package are no RuntimeErrors
+            self.raise_if_failed()
+            raise SilentPeerError(
+                "the store of the run has gone silent: the launcher or the machine of rank 0 ended; continue with --resume"
+            ) from error
         finally:
             self._deadline, self.waiting_for = None, -1
 

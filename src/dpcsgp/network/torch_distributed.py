@@ -98,7 +98,7 @@ def largest_lead(topology: Topology) -> int:
     >>> largest_lead(directed_ring(5))
     5
     """
-    return 1 + int(shortest_path((topology.weights > 0).T.astype(float), unweighted=True).max())
+    return 1 + int(shortest_path((topology.weights > 0).astype(float, order="C"), unweighted=True).max())
 
 
 class TorchDistributed:
@@ -120,7 +120,6 @@ class TorchDistributed:
         rank_of = {node: rank for rank, nodes in enumerate(hosting) for node in nodes}
         self._mixer = Mixer(topology, hosting[place.rank])
         self.traffic = Traffic.of(topology, self._mixer.nodes)
-        self.bytes_to_processes = 0
         self._sends = [
             (row, rank)
             for row, node in enumerate(self.nodes)
@@ -146,6 +145,11 @@ class TorchDistributed:
         """Rows of the hosted nodes among the senders."""
         return self._mixer.own_rows
 
+    @property
+    def bytes_to_processes(self) -> int:
+        """Frame bytes that left this process since the start of the run: edges within a process cost nothing."""
+        return len(self._sends) * self.traffic.bytes_per_edge
+
     def exchange(self, frames_NB: Tensor) -> Tensor:
         """Send each hosted node's frame to its receivers; return the frames of `senders`."""
         frames_NB = frames_NB.contiguous().to(self._device)
@@ -158,7 +162,6 @@ class TorchDistributed:
         sends = [dist.P2POp(dist.isend, frames_NB[row], rank, tag=self.nodes[row]) for row, rank in self._sends]
         self._complete([*receives, *sends], [rank for _, rank in (*self._receives, *self._sends)])
         self.traffic.count(frames_NB.shape[1])
-        self.bytes_to_processes += len(sends) * frames_NB.shape[1]
         return received_SB.cpu()
 
     def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:

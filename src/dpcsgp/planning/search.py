@@ -26,7 +26,7 @@ from dpcsgp.privacy import calibrate_noise
 BATCH_SHARES: Final = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 2 / 3, 1.0)
 STEPS: Final = (15, 20, 30, 40, 50, 60, 70, 100, 150, 200, 300, 400)
 COMPRESSORS: Final = (
-    "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/512", "gsgd:8/512", "rand:0.5", "rand:0.1", "rand:0.02", "none",
+    "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/64", "gsgd:8/512", "rand:0.5", "rand:0.1", "rand:0.02", "none",
 )  # fmt: skip
 BLOCKS: Final = (10, 30)
 POLISH_ROUNDS: Final = 3

@@ -91,7 +91,7 @@ def _warn(module: nn.Module) -> None:
     inplace = [_label(name, layer) for name, layer in layers if getattr(layer, "inplace", False)]
     if inplace:
         warnings.warn(
-            f"in-place layers {', '.join(inplace)}: gradients stay exact, but inplace=False is safer and costs nothing",
+            f"in-place layers {', '.join(inplace)}: gradients stay exact, but inplace=False is safer and costs only memory",
             UserWarning,
             stacklevel=3,
         )

@@ -1,0 +1,95 @@
+"""Full disks and read-only folders: one clear line, exit code 1 or 2, and the previous state intact."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpcsgp.checkpoint import CheckpointFolder
+from dpcsgp.privacy.ledger import read_ledger
+
+DIGITS = [
+    "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", "graph.num_nodes=2", "algorithm.steps=8",
+    "privacy.epsilon=8", "privacy.expected_batch_size=32", "run.evaluate_every=2", "run.checkpoint_every=2",
+]  # fmt: skip
+
+
+def run_with(limit: int | None, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line while no file may grow beyond `limit` bytes, as on a full disk."""
+
+    def restrict() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return subprocess.run(
+        [sys.executable, "-m", "dpcsgp", "run", *words],
+        capture_output=True, text=True, timeout=240, preexec_fn=restrict,  # noqa: PLW1509
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+
+
+def settings() -> list[str]:
+    return [word for value in DIGITS for word in ("--set", value)]
+
+
+def assert_clear(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.strip().startswith("error: ")
+    assert any(word in done.stderr for word in ("free space", "writable", "choose another", "another --out")), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [100, 900, 2500, 8000])
+def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path, limit: int) -> None:
+    """The limits stop, in turn: the first file, the ledger or the rows, the rows, the checkpoint."""
+    assert_clear(run_with(limit, *settings(), "--out", str(tmp_path / "run")))
+    assert not list((tmp_path / "run").rglob(".*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_during_a_resume_leaves_the_checkpoint_and_the_ledger_whole(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run_with(None, *settings(), "--out", str(out)).returncode == 0
+    for path in out.glob("checkpoint/step-000008*"):  # as if it had been cut after step 6
+        path.unlink()
+    before = {path.name: path.read_bytes() for path in (out / "checkpoint").iterdir()}
+    ledger = read_ledger(out / "ledger" / "node-0000.jsonl")
+    done = run_with(2000, "--resume", "--out", str(out))
+    assert_clear(done)
+    assert {path.name: path.read_bytes() for path in (out / "checkpoint").iterdir()} == before
+    assert read_ledger(out / "ledger" / "node-0000.jsonl").continues(ledger.head, ledger.count)
+    run_id = __import__("json").loads((out / "environment.json").read_text())["run_id"]
+    assert CheckpointFolder(out / "checkpoint", run_id).whole_steps() == [6]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        done = run_with(None, *settings(), "--out", str(tmp_path / "run"))
+    finally:
+        tmp_path.chmod(0o700)
+    assert_clear(done)
+    assert str(tmp_path) in done.stderr.replace("\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_device_without_room_is_reported(tmp_path: Path) -> None:
+    """`metrics.jsonl` leads to a device on which every write fails."""
+    out = tmp_path / "run"
+    assert run_with(None, *settings(), "--out", str(out)).returncode == 0
+    shutil.rmtree(out / "checkpoint")
+    (out / "metrics.jsonl").unlink()
+    (out / "metrics.jsonl").symlink_to("/dev/full")
+    ledger = read_ledger(out / "ledger" / "node-0000.jsonl")
+    assert_clear(run_with(None, "--resume", "--out", str(out)))
+    assert read_ledger(out / "ledger" / "node-0000.jsonl").continues(ledger.head, ledger.count)

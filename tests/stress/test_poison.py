@@ -1,0 +1,100 @@
+"""A poisoned example (NaN or infinite pixels) leaves no trace: it counts as a zero gradient, silently.
+
+Compared are two seeded runs whose data differ in one example of node 2: poisoned, or absent (a place that is never
+drawn would change the batch, so "absent" is an example with a zero gradient). Everything an observer could see must be
+equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpcsgp import training
+from dpcsgp.assembly import assemble, design, load_data
+from dpcsgp.config import load_config
+from dpcsgp.network import Simulator
+from dpcsgp.privacy import ClippingEngine
+from dpcsgp.results import ResultsFolder
+
+SETTINGS = [
+    "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", "graph.num_nodes=4", "algorithm.steps=6",
+    "privacy.epsilon=4", "privacy.seed=3", "run.evaluate_every=2", "run.checkpoint_every=3",
+]  # fmt: skip
+
+
+class Tap(Simulator):
+    """Keeps every frame."""
+
+    frames: list[Tensor]
+
+    def exchange(self, frames_NB: Tensor) -> Tensor:
+        self.frames = [*getattr(self, "frames", []), frames_NB.clone()]
+        return super().exchange(frames_NB)
+
+
+class Without:
+    """A clipping engine for which the examples with these values are absent."""
+
+    def __init__(self, engine: ClippingEngine, value: float) -> None:
+        self._engine, self._value = engine, value
+
+    def clipped_sum(
+        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+    ) -> Tensor:
+        absent_NE = (inputs == self._value).flatten(2).any(-1)
+        return self._engine.clipped_sum(parameters_ND, inputs, targets, present_NE & ~absent_NE, clip_norm)
+
+
+def watched_run(out: Path, pixel: float | None, *settings: str) -> tuple[training.Run, training.Progress]:
+    """Train with one example of node 2 set to `pixel`; None: the same example marked and left out."""
+    mark = 12345.0
+    config = load_config(None, [*SETTINGS, *settings])
+    data = load_data(config)
+    victim = data.parts[2][:5]
+    inputs = data.inputs.clone()
+    inputs[victim, ..., :3] = mark if pixel is None else pixel
+    blueprint = design(config, data.facts)
+    folder = ResultsFolder.create(out, config)
+    run = assemble(blueprint, replace(data, inputs=inputs), Tap(blueprint.topology), folder.path, folder.run_id)
+    if pixel is None:
+        run = replace(run, engine=Without(run.engine, mark))
+    progress = training.train(run)
+    folder.finish(blueprint, run, progress)
+    run.ledger.close()
+    return run, progress
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp:16", "cnn"])
+@pytest.mark.parametrize("pixel", [float("nan"), float("inf"), 3e38], ids=["nan", "inf", "overflow"])
+def test_a_poisoned_example_is_as_if_absent(
+    tmp_path: Path, pixel: float, model: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    if model == "cnn":
+        pytest.importorskip("dpcsgp.tasks.models")
+    outputs = []
+    with caplog.at_level(logging.DEBUG), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name, value in (("poisoned", pixel), ("absent", None)):
+            run, progress = watched_run(tmp_path / name, value, f"task.model={model}")
+            captured = capfd.readouterr()
+            outputs.append((run, progress, captured.out + captured.err, [str(w.message) for w in caught]))
+            caught.clear()
+    (poisoned, end, text, told), (absent, other_end, other_text, other_told) = outputs
+    assert isinstance(poisoned.network, Tap)
+    assert isinstance(absent.network, Tap)
+    assert end.stopped_because == other_end.stopped_because == "completed"
+    assert (text, told) == (other_text, other_told)
+    assert not caplog.records
+    assert all(torch.equal(a, b) for a, b in zip(poisoned.network.frames, absent.network.frames, strict=True))
+    assert torch.isfinite(end.state.x_ND).all()
+    ledgers = [sorted(p.name for p in (tmp_path / name / "ledger").iterdir()) for name in ("poisoned", "absent")]
+    assert ledgers[0] == ledgers[1]
+    assert poisoned.ledger.releases(2) == absent.ledger.releases(2)
