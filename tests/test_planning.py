@@ -14,7 +14,7 @@ from dpcsgp.config import AlgorithmConfig, Config, load_config, make_config, to_
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import directed_exponential, directed_ring
 from dpcsgp.network import Simulator
-from dpcsgp.planning import Limits, Plan, Row, declared_facts, diagnose, radius_curves, search, sweep
+from dpcsgp.planning import Limits, Plan, Row, declared_facts, diagnose, radius_curves, search, search_features, sweep
 from dpcsgp.planning.diagnosis import block_disagreement
 from dpcsgp.planning.outlook import DISTANCE, Gossip, Outlook, foresee
 from dpcsgp.planning.search import choose, mark_front
@@ -82,6 +82,16 @@ def test_impossible_limits_are_refused_with_a_remedy() -> None:
         Limits(megabytes=-1)
     with pytest.raises(ConfigError, match=r"privacy\.epsilon is a list"):
         search(load_config(None, [*DIGITS, "privacy.epsilon=[1,2,3,4]"]), declared_facts(config), LIMITS)
+
+
+def test_low_frequencies_are_tried_for_large_pictures_and_plain_networks_only() -> None:
+    def tried(*settings: str) -> set[str]:
+        config = load_config(None, ["task.model=mlp:4", "graph.num_nodes=2", "privacy.epsilon=8", *settings])
+        found = search_features(config, 30, Limits(megabytes=0.002))
+        return {row.config.task.features for row in found.rows}
+
+    assert tried("task.name=mnist") == {"standardize", "dct:10"}
+    assert tried("task.name=digits") == {"standardize"}
 
 
 def outlook(shortfall: float) -> Outlook:

@@ -23,7 +23,7 @@ Algorithms = Literal[
 ]  # fmt: skip
 NOT_PRIVATE: tuple[str, ...] = ("sgp", "d-psgd", "choco-sgd")
 UNDIRECTED: tuple[str, ...] = ("dp2sgd", "d-psgd", "choco-sgd")
-COMPRESSED: tuple[str, ...] = ("dp-csgp", "choco-sgd")
+COMPRESSED: tuple[str, ...] = ("dp-csgp", "choco-sgd")  # with error feedback, and so with a mixing rate
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -182,6 +182,8 @@ def load_config(path: Path | None = None, settings: Sequence[str] = ()) -> Confi
 def make_config(values: Mapping[str, Any]) -> Config:
     """Validate plain values; errors name the field, the value and the remedy."""
     _refuse_unknown_keys(values)
+    if values.get("algorithm", {}).get("name") == "dp-block":  # without error feedback, messages are exact unless asked
+        values = {**values, "compression": {"spec": "none", **values.get("compression", {})}}
     try:
         return Config.model_validate(values)
     except ValidationError as error:

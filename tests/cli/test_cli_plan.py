@@ -52,7 +52,7 @@ def test_the_table_shows_the_choice_the_zero_byte_line_and_the_next_step(
     assert code == 0
     assert "->" in out
     assert "local" in out
-    assert "front" in out
+    assert "*" in out
     assert "…" not in out  # eighty columns are enough
     assert "dpcsgp run" in out
 

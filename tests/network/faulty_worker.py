@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from dpcsgp.cli.worker import worker_session
-from dpcsgp.errors import DpcsgpError
+from dpcsgp.cli.worker import worker_command
 from dpcsgp.network.torch_distributed import Place
 from dpcsgp.training import TrainingNetwork
 
@@ -44,18 +43,11 @@ class Tampering:
         return frames_NB
 
 
-def main(fault: str, out: str, *settings: str) -> int:
+def main(fault: str, out: str, *settings: str) -> None:
     place = Place.from_environment()
     assert place is not None
-    try:
-        worker_session(
-            place, None, settings, Path(out), False, False, lambda network: Tampering(network, fault)  # type: ignore[arg-type]
-        )  # fmt: skip
-    except DpcsgpError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    worker_command(place, None, settings, Path(out), False, False, lambda network: Tampering(network, fault))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -1,16 +1,23 @@
-"""Starts the processes of a run one by one, so that a test can treat one of them badly. Used by the tests beside it."""
+"""Starts the processes of a run one by one, so that a test can treat one of them badly. Used by the tests beside it.
+
+They are forked from a server that has imported everything already: importing costs far more than the runs.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
+import runpy
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dpcsgp.network.torch_distributed import serve_store
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["dpcsgp.cli.worker", "dpcsgp.cli.main", "sklearn.datasets"])
 
 FAULTY = Path(__file__).with_name("faulty_worker.py")
 TINY = [
@@ -24,21 +31,39 @@ def settings(*values: str) -> list[str]:
     return [word for value in values for word in ("--set", value)]
 
 
-class Process(subprocess.Popen[str]):
-    """A process with its rank, whose output is collected."""
+class RealProcess:
+    """A process of a run; `words` are a script and its arguments, or the arguments of `dpcsgp`."""
 
-    rank: int
-    log: Path
+    def __init__(self, words: Sequence[str], rank: int, world_size: int, port: int, log: Path) -> None:
+        self.rank, self._log = rank, log
+        log.touch()
+        place = environment(rank, world_size, port)
+        self._process = _FORKS.Process(target=_become, args=(list(words), place, str(log)))
+        self._process.start()
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, None while it runs."""
+        return self._process.exitcode
+
+    def send(self, number: int) -> None:
+        """Send a signal."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        """Kill and collect it."""
+        self._process.kill()
+        self._process.join()
 
     def said(self) -> str:
         """Return what it has written so far, on one line."""
-        return " ".join(self.log.read_text(errors="replace").split())
+        return " ".join(self._log.read_text(errors="replace").split())
 
 
 def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return the environment that torchrun would give."""
+    """Return what torchrun would tell a process."""
     return {
-        **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
@@ -46,44 +71,49 @@ def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
     }
 
 
-def start(words: Sequence[str], rank: int, world_size: int, port: int, log: Path) -> Process:
-    """Start one process of a run."""
-    with open(log, "w") as file:
-        process = Process(
-            [sys.executable, *words], env=environment(rank, world_size, port), stdout=file, stderr=file, text=True
-        )
-    process.rank, process.log = rank, log
-    return process
+def _become(words: list[str], place: Mapping[str, str], log: str) -> None:
+    """Turn a fork into what `python words...` would be."""
+    os.environ.update(place)
+    file = os.open(log, os.O_WRONLY)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    if words[0].endswith(".py"):
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+        return
+    from dpcsgp.cli.main import app
+
+    sys.argv = ["dpcsgp", *words]
+    app()
 
 
 @contextmanager
 def processes(
     commands: Sequence[Sequence[str]], folder: Path, world_sizes: Sequence[int] | None = None
-) -> Iterator[list[Process]]:
+) -> Iterator[list[RealProcess]]:
     """Start one process per command around a store of our own; none of them is left at the end."""
     store = serve_store()
     sizes = world_sizes or [len(commands)] * len(commands)
     children = [
-        start(words, rank, sizes[rank], store.port, folder / f"log-{rank}") for rank, words in enumerate(commands)
+        RealProcess(words, rank, sizes[rank], store.port, folder / f"log-{rank}") for rank, words in enumerate(commands)
     ]
     try:
         yield children
     finally:
         for child in children:
-            child.kill()
-            child.wait()
+            child.end()
 
 
-def wait_for(condition: object, seconds: float) -> None:
-    """Wait until a function returns something true."""
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "waited in vain"
+def wait_for(condition: Callable[[], object], seconds: float) -> float:
+    """Wait until a function returns something true; return how long it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + seconds, "waited in vain"
         time.sleep(0.05)
+    return time.monotonic() - began
 
 
 def wait_for_steps(folder: Path, steps: int, node: int = 0) -> None:
@@ -92,8 +122,6 @@ def wait_for_steps(folder: Path, steps: int, node: int = 0) -> None:
     wait_for(lambda: ledger.exists() and len(ledger.read_bytes().splitlines()) > steps, 120)
 
 
-def all_end(children: Sequence[Process], seconds: float) -> float:
+def all_end(children: Sequence[RealProcess], seconds: float) -> float:
     """Wait until all have ended and return how long that took."""
-    began = time.monotonic()
-    wait_for(lambda: all(child.poll() is not None for child in children), seconds)
-    return time.monotonic() - began
+    return wait_for(lambda: all(child.code is not None for child in children), seconds)

@@ -17,7 +17,7 @@ LONG = [*TINY, "algorithm.steps=100000", f"network.timeout_seconds={TIMEOUT}", "
 
 
 def run_words(out: Path, *values: str) -> list[str]:
-    return ["-m", "dpcsgp", "run", *settings(*LONG, *values), "--out", str(out)]
+    return ["run", *settings(*LONG, *values), "--out", str(out)]
 
 
 @pytest.mark.slow
@@ -26,16 +26,18 @@ def test_a_silent_process_is_named_by_all_others_in_time(tmp_path: Path, number:
     out = tmp_path / "run"
     with processes([run_words(out)] * 3, tmp_path) as children:
         wait_for_steps(out, 5)
-        os.kill(children[1].pid, number)
+        children[1].send(number)
         others = [children[0], children[2]]
         seconds = all_end(others, TIMEOUT + 10)
         assert seconds < TIMEOUT + 1, "ended too late"
         for child in others:
-            assert child.returncode == 1, child.said()
+            assert child.code == 1, child.said()
             assert "error: node 1 (rank 1) went silent" in child.said()
             assert "Traceback" not in child.said()
     # all processes still have one whole checkpoint in common, although each step wrote a new one
-    steps = [{path.name[:11] for path in (out / "checkpoint").glob(f"step-*part-{rank}-of-3.json")} for rank in range(3)]
+    steps = [
+        {path.name[:11] for path in (out / "checkpoint").glob(f"step-*part-{rank}-of-3.json")} for rank in range(3)
+    ]
     assert set.intersection(*steps)
 
 
@@ -54,10 +56,10 @@ def test_a_spoilt_frame_ends_all_processes_and_is_named(tmp_path: Path, fault: s
     values = [*LONG, *([f"network.key_file={key_file}"] if keyed else [])]
     commands = [[str(FAULTY), fault if rank == 1 else "none", str(tmp_path / "run"), *values] for rank in range(3)]
     with processes(commands, tmp_path) as children:
-        wait_for(lambda: any(child.poll() is not None for child in children), 120)
+        wait_for(lambda: any(child.code is not None for child in children), 120)
         all_end(children, TIMEOUT)
         for child in children:
-            assert child.returncode == 1
+            assert child.code == 1
             assert words in child.said(), child.said()
 
 
@@ -80,7 +82,7 @@ def test_a_process_of_another_run_is_refused_by_all(
     with processes(commands, tmp_path, world_sizes) as children:
         all_end(children, 120)
         for child in children:
-            assert child.returncode != 0
+            assert child.code != 0
             assert "handshake: rank" in child.said(), child.said()
         said = children[0].said()
         assert words in said, said

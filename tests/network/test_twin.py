@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,38 +10,26 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
-from twin_worker import irregular, trace
+from real_processes import all_end, processes
+from twin_worker import SPECS, irregular, trace
 
 from dpcsgp.network import Simulator
-from dpcsgp.network.torch_distributed import serve_store
 
 
-def real_processes(spec: str, world_size: int, out: Path) -> dict[str, torch.Tensor]:
-    store = serve_store()
-    environment = {
-        **os.environ,
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "OMP_NUM_THREADS": "1",
-    }
-    worker = Path(__file__).with_name("twin_worker.py")
-    children = [
-        subprocess.Popen([sys.executable, str(worker), spec, str(out)], env=environment | {"RANK": str(rank)})
-        for rank in range(world_size)
-    ]
-    codes = [child.wait(timeout=120) for child in children]
-    assert codes == [0] * world_size
-    parts = [load_file(out / f"rank-{rank}.safetensors") for rank in range(world_size)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+@pytest.fixture(scope="module", params=[5, 2], ids=["one node per process", "several nodes per process"])
+def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
+    """Return what each process ended with, all specs of compressors in one start."""
+    folder, world_size = tmp_path_factory.mktemp("twin"), request.param
+    worker = str(Path(__file__).with_name("twin_worker.py"))
+    with processes([[worker, str(folder)]] * world_size, folder) as children:
+        all_end(children, 120)
+        assert [child.code for child in children] == [0] * world_size, [child.said() for child in children]
+    return [load_file(folder / f"rank-{rank}.safetensors") for rank in range(world_size)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [5, 2])
-@pytest.mark.parametrize("spec", ["none", "rand:0.3", "gsgd:4/64", "sign", "rot:1", "block none"])
-def test_bit_identical(spec: str, world_size: int, tmp_path: Path) -> None:
-    simulated = trace(Simulator(irregular()), spec)
-    real = real_processes(spec, world_size, tmp_path)
-    for name, expected in simulated.items():
-        assert torch.equal(real[name], expected), name
+@pytest.mark.parametrize("spec", SPECS)
+def test_bit_identical(spec: str, parts: list[dict[str, torch.Tensor]]) -> None:
+    for name, expected in trace(Simulator(irregular()), spec).items():
+        real = torch.cat([part[f"{spec}/{name}"] for part in parts])
+        assert torch.equal(real, expected), name

@@ -11,11 +11,13 @@ from safetensors.torch import save_file
 from dpcsgp.algorithms import DPCSGP, DPBlock, Network
 from dpcsgp.compression import parse_compressor
 from dpcsgp.graphs import Topology, from_edges
+from dpcsgp.network import Traffic
 from dpcsgp.network.health import Health
 from dpcsgp.network.torch_distributed import Place, TorchDistributed, spread
 from dpcsgp.randomness import PublicRandomness, numpy_generator
 
 DIM, STEPS, NUM_NODES = 193, 25, 5
+SPECS = ["none", "rand:0.3", "gsgd:4/64", "sign", "rot:1", "block none"]
 
 
 def irregular() -> Topology:
@@ -59,20 +61,18 @@ def trace(network: Network, spec: str) -> dict[str, torch.Tensor]:
     return {**tensors, "models": method.model(state), "frames": frames, "bytes": sent}  # type: ignore[arg-type]
 
 
-def main(spec: str, out: str) -> None:
+def main(out: str) -> None:
     place = Place.from_environment()
     assert place is not None
-    hosting = spread(NUM_NODES, place.world_size)
-    store = place.open_store(30)
-    health = Health(lambda: place.open_store(30), place.rank, hosting, 30)
-    network = TorchDistributed(irregular(), place, store, health, timeout=30)
-    result = trace(network, spec)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in result.items()}, Path(out) / f"rank-{place.rank}.safetensors"
-    )
+    health = Health(lambda: place.open_store(30), place.rank, spread(NUM_NODES, place.world_size), 30)
+    network = TorchDistributed(irregular(), place, place.open_store(30), health)
+    results = {}
+    for spec in SPECS:
+        network.traffic = Traffic.of(irregular(), network.nodes)
+        results |= {f"{spec}/{name}": tensor.contiguous() for name, tensor in trace(network, spec).items()}
+    save_file(results, Path(out) / f"rank-{place.rank}.safetensors")
     network.agree("done", True)
-    network.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1])

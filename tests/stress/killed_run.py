@@ -1,14 +1,16 @@
 """Train in this process and write down every frame before it is delivered; started, and killed, by `test_kill.py`.
 
-Arguments: results folder, file of the wiretap, "new" or "resume", then settings. The wiretap's line (round, step) is on
-its way to the operating system before the exchange returns, so a killed process cannot have sent more than it shows.
+Arguments: results folder, file of the wiretap, "new" or "resume", then settings. The operating system has the wiretap's
+line before the exchange returns, so a killed process cannot have delivered more than it shows.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -23,17 +25,34 @@ from dpcsgp.results import ResultsFolder
 
 
 class Wiretap(Simulator):
-    """A network that appends (round, node) of every frame to a file before the frame arrives anywhere."""
+    """A network that appends the kind, round and node of every frame to a file before the frame arrives anywhere."""
 
     def __init__(self, topology: Topology, path: Path) -> None:
         super().__init__(topology)
+        self.carries_gradient = False
         self._file = open(path, "ab", buffering=0)
 
     def exchange(self, frames_NB: Tensor) -> Tensor:
+        kind = "gradient" if self.carries_gradient else "polish"
         for frame_B in frames_NB.numpy():
             fields = frames._HEADER.unpack_from(frame_B.data)
-            self._file.write(f"{fields[5]} {fields[4]}\n".encode())
+            self._file.write(f"{kind} {fields[5]} {fields[4]}\n".encode())
+        self.carries_gradient = False
         return super().exchange(frames_NB)
+
+
+class Noting:
+    """An algorithm that tells the wiretap that the next frame carries a new private gradient."""
+
+    def __init__(self, algorithm: Any, tap: Wiretap) -> None:
+        self._algorithm, self._tap = algorithm, tap
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._algorithm, name)
+
+    def descend(self, state: Any, grad_ND: Tensor) -> Any:
+        self._tap.carries_gradient = True
+        return self._algorithm.descend(state, grad_ND)
 
 
 def main() -> None:
@@ -45,7 +64,9 @@ def main() -> None:
         folder = ResultsFolder.create(out, config)
     data = load_data(config)
     blueprint = design(config, data.facts)
-    run = assemble(blueprint, data, Wiretap(blueprint.topology, tap), folder.path, folder.run_id)
+    network = Wiretap(blueprint.topology, tap)
+    run = assemble(blueprint, data, network, folder.path, folder.run_id)
+    run = replace(run, algorithm=cast(Any, Noting(run.algorithm, network)))
     snapshot = load_snapshot(run) if mode == "resume" else None
     print("ready", flush=True)
     progress = training.train(run, watch=lambda _: time.sleep(0.01), resume_from=snapshot)

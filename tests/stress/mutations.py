@@ -23,7 +23,9 @@ def mutations(bodies: list[bytes], count: int, seed: int) -> Iterator[tuple[int,
 def _damage(body: bytearray, dice: random.Random, others: list[bytes]) -> None:
     place = dice.randrange(len(body) + 1)
     length = dice.choice((1, 2, 4, 8, 16, 100))
-    kind = dice.choice(("flip", "flip", "flip", "byte", "number", "cut", "insert", "delete", "double", "splice", "append"))
+    kind = dice.choice(
+        ("flip", "flip", "flip", "byte", "number", "cut", "insert", "delete", "double", "splice", "append")
+    )
     if kind in ("flip", "byte", "number") and not body:
         kind = "insert"
     at = min(place, len(body) - 1)

@@ -56,7 +56,9 @@ def test_no_mutated_frame_is_accepted(count: int, key: bytes | None) -> None:
         if body in good:
             continue
         sender = (4, 9)[number % 2]
-        row = torch.frombuffer(bytearray(body), dtype=torch.uint8)[None] if body else torch.zeros(1, 0, dtype=torch.uint8)
+        row = (
+            torch.frombuffer(bytearray(body), dtype=torch.uint8)[None] if body else torch.zeros(1, 0, dtype=torch.uint8)
+        )
         with pytest.raises(WireError, match=f"sender {sender} at step 7"):
             frames.split(row, [sender], 7, 40, key=key)
         refused += 1

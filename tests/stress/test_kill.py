@@ -50,10 +50,9 @@ def killed(out: Path, tap: Path, mode: str, after: float, *settings: str) -> boo
 
 
 def sent_steps(tap: Path) -> dict[int, int]:
-    """Return, per node, how many frames of gradient rounds the wiretap saw (polish rounds release nothing)."""
+    """Return, per node, how many frames with a new gradient the wiretap saw (polish rounds release nothing)."""
     lines = tap.read_text().splitlines() if tap.exists() else []
-    pairs = [tuple(map(int, line.split())) for line in lines if len(line.split()) == 2]
-    return Counter(node for round_, node in pairs if round_ < STEPS)
+    return Counter(int(line.split()[2]) for line in lines if line.startswith("gradient"))
 
 
 def recorded(out: Path) -> dict[int, int]:
@@ -109,7 +108,9 @@ def test_private_runs_forget_no_release(tmp_path: Path, count: int) -> None:
             [sys.executable, "-m", "dpcsgp", "account", str(out), "--json"], capture_output=True, text=True, check=True
         )
         assert json.loads(account.stdout)["epsilon"] == pytest.approx(float(str(summary["epsilon"])), rel=1e-9)
-    print(f"\n{done} kills in {run} private runs: {frames_seen} frames sent, {releases} releases in ledgers; ends {dict(ends)}")
+    print(
+        f"\n{done} kills in {run} private runs: {frames_seen} frames sent, {releases} releases in ledgers; ends {dict(ends)}"
+    )
 
 
 @kills(2, 8)

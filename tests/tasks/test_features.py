@@ -84,13 +84,23 @@ def test_dct_is_the_low_block_of_the_orthonormal_transform() -> None:
     np.testing.assert_allclose(parse_features("dct:8").apply(images).numpy(), block, atol=1e-4)
 
 
+def slope(angle: float) -> Tensor:
+    rows, columns = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
+    return (0.5 + 0.01 * (np.cos(angle) * columns + np.sin(angle) * rows))[None, None]
+
+
 @pytest.mark.parametrize("bin_number", range(8))
 def test_hog_finds_the_direction_of_a_slope(bin_number: int) -> None:
-    angle = 2 * np.pi * bin_number / 8
-    rows, columns = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
-    slope = 0.5 + 0.01 * (np.cos(angle) * columns + np.sin(angle) * rows)
-    found = OrientedGradients(8).apply(slope[None, None])[0, :, 1:-1, 1:-1]
+    found = OrientedGradients(8).apply(slope(2 * np.pi * bin_number / 8))[0, :, 1:-1, 1:-1]
     assert (found.argmax(0) == bin_number).all()
+
+
+@pytest.mark.parametrize("bin_number", range(8))
+def test_hog_shares_a_slope_between_its_two_nearest_directions(bin_number: int) -> None:
+    found = OrientedGradients(8).apply(slope(2 * np.pi * (bin_number + 0.5) / 8))[0, :, 1:-1, 1:-1]
+    pair = [bin_number, (bin_number + 1) % 8]
+    torch.testing.assert_close(found[pair[0]], found[pair[1]], rtol=1e-2, atol=1e-2)
+    assert set(found.sum((1, 2)).topk(2).indices.tolist()) == set(pair)
 
 
 def test_hog_is_centred_in_every_cell() -> None:

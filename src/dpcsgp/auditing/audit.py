@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dpcsgp.auditing.attack import Evidence, candidates, gather
-from dpcsgp.auditing.bounds import CONFIDENCE, Rates, any_mechanism, best_threshold, same_family
+from dpcsgp.auditing.bounds import CONFIDENCE, Rates, any_mechanism, best_threshold, claimed_curve, same_family
 from dpcsgp.auditing.experiment import Setting, build_run, messages
 from dpcsgp.auditing.faults import break_run
 from dpcsgp.config import Config
@@ -97,9 +97,9 @@ def _judge(
     trials = len(inside_T)
     learn, choose, decide = np.split(np.arange(trials), [trials // 4, trials // 2])
     scores = candidates(setting, evidence.of(learn), inside_T[learn])
-    chosen = evidence.of(choose)
+    chosen, claims = evidence.of(choose), claimed_curve(setting.event, setting.steps, setting.delta)
     tried = {
-        name: best_threshold(score(chosen)[inside_T[choose]], score(chosen)[~inside_T[choose]])
+        name: best_threshold(score(chosen)[inside_T[choose]], score(chosen)[~inside_T[choose]], claims)
         for name, score in scores.items()
     }
     name = max(tried, key=lambda name: tried[name][1])

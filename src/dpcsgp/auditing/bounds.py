@@ -10,13 +10,14 @@ The rates are bounded by Clopper-Pearson intervals (2.5 % each), so the pair (tr
   smaller noise whose curve the rates contradict is ruled out; the bound is the eps of the largest noise that is left. It
   exceeds the claim exactly if the rates contradict the claimed curve at some delta.
 
+Legend: C candidate thresholds.
 Reference: Clopper and Pearson (1934); Nasr et al., "Tight auditing of differentially private machine learning" (2023).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -64,19 +65,34 @@ def clopper_pearson(
     return low, high
 
 
-def best_threshold(inside: np.ndarray, outside: np.ndarray) -> tuple[float, float]:
-    """Return the threshold that separates best, and how well: ndtri(hit_low) - ndtri(alarm_high), a distance in sigmas."""
-    candidates = np.unique(np.concatenate([inside, outside]))
-    if len(candidates) > 1:
-        candidates = (candidates[1:] + candidates[:-1]) / 2
-    hits = len(inside) - np.searchsorted(np.sort(inside), candidates, side="right")
-    alarms = len(outside) - np.searchsorted(np.sort(outside), candidates, side="right")
-    hit_low, _ = clopper_pearson(hits, len(inside))
-    _, alarm_high = clopper_pearson(alarms, len(outside))
-    with np.errstate(invalid="ignore"):  # a threshold below or above everything separates nothing
-        distance = np.nan_to_num(ndtri(hit_low) - ndtri(alarm_high), nan=-np.inf)
-    best = int(np.argmax(distance))
-    return float(candidates[best]), float(distance[best])
+def best_threshold(
+    inside: np.ndarray, outside: np.ndarray, claims: Mapping[float, float]
+) -> tuple[float, tuple[float, float]]:
+    """Return the threshold that speaks loudest against the claimed curve (delta -> eps), and how loud.
+
+    Compared are, in this order: the eps that the rates need beyond the claim at some delta (0 if none), and the distance
+    ndtri(hit_low) - ndtri(alarm_high) in standard deviations.
+    """
+    cuts_C = np.unique(np.concatenate([inside, outside]))
+    cuts_C = (cuts_C[1:] + cuts_C[:-1]) / 2 if len(cuts_C) > 1 else cuts_C
+    hits_C = len(inside) - np.searchsorted(np.sort(inside), cuts_C, side="right")
+    alarms_C = len(outside) - np.searchsorted(np.sort(outside), cuts_C, side="right")
+    hit_C, _ = clopper_pearson(hits_C, len(inside))
+    _, alarm_C = clopper_pearson(alarms_C, len(outside))
+    excess_C = np.zeros(len(cuts_C))
+    with np.errstate(invalid="ignore", divide="ignore"):  # a threshold below or above everything separates nothing
+        for up_C, down_C in ((hit_C, alarm_C), (1 - alarm_C, 1 - hit_C)):
+            for delta, claimed in claims.items():
+                needed_C = np.log(np.maximum(up_C - delta, 0.0) / down_C)
+                excess_C = np.fmax(excess_C, needed_C - claimed)
+        distance_C = np.nan_to_num(ndtri(hit_C) - ndtri(alarm_C), nan=-np.inf)
+    best = int(np.lexsort((distance_C, excess_C))[-1])
+    return float(cuts_C[best]), (float(excess_C[best]), float(distance_C[best]))
+
+
+def claimed_curve(event: ReleaseEvent, steps: int, delta: float) -> dict[float, float]:
+    """Return the eps that the claim allows at each delta that is looked at."""
+    return {value: composed_epsilon([(event, steps)], value) for value in (*_DELTAS, delta)}
 
 
 def any_mechanism(rates: Rates, delta: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -13,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-PARENT = "DPCSGP_PARENT"  # process id of the launcher, in the environment of its workers
+PARENT = "DPCSGP_PARENT"  # process id of the parent, in the environment of processes that must not outlive it
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Make the operating system kill this process when the launcher or the torchrun agent that started it has gone."""
+    """Make the operating system kill this process when the one that started it for us (or a torchrun agent) has gone."""
     agent = "TORCHELASTIC_RUN_ID" in os.environ
     parent = int(os.environ.get(PARENT, "0")) or (os.getppid() if agent else 0)
     if not parent:
@@ -44,28 +45,12 @@ def cores_per_process(processes: int) -> int:
 
 
 class Child:
-    """A worker process whose complaints are kept in a file."""
+    """A worker process, as the launcher sees it."""
 
-    def __init__(self, rank: int, words: Sequence[str], environment: Mapping[str, str], complaints: Path) -> None:
-        self.rank, self._complaints = rank, complaints
-        self.ended_at: float | None = None
-        with open(complaints, "wb") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "dpcsgp", *words],
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), PARENT: str(os.getpid())},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-                start_new_session=True,  # Ctrl-C reaches the launcher, which passes it on once
-            )
-
-    @property
-    def code(self) -> int | None:
-        """Exit code, None while it runs."""
-        code = self._process.poll()
-        if code is not None and self.ended_at is None:
-            self.ended_at = time.monotonic()
-        return code
+    def __init__(self, rank: int, complaints: Path, nursery: Nursery) -> None:
+        self.rank, self._complaints, self._nursery = rank, complaints, nursery
+        self.code: int | None = None  # exit code, None while it runs
+        self.ended_at = 0.0
 
     @property
     def failed(self) -> bool:
@@ -75,16 +60,11 @@ class Child:
     def send(self, number: int) -> None:
         """Send a signal if it still runs."""
         if self.code is None:
-            self._process.send_signal(number)
-
-    def end(self) -> None:
-        """Kill it if it still runs (a stopped process dies too), and collect it."""
-        self.send(signal.SIGKILL)
-        self._process.wait()
+            self._nursery.write(f"{self.rank} {int(number)}\n")
 
     def complaint(self) -> str:
         """Return what it said about its end, on one line."""
-        text = self._complaints.read_text(errors="replace")
+        text = self._complaints.read_text(errors="replace") if self._complaints.exists() else ""
         _, found, message = text.rpartition("error: ")
         if found:
             return " ".join(message.split())
@@ -93,16 +73,68 @@ class Child:
         return (text.strip().splitlines() or ["no message"])[-1]
 
 
+class Nursery:
+    """The process that forks the workers; see `dpcsgp.cli.nursery`."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dpcsgp.cli.nursery"],
+            env={**os.environ, **environment, PARENT: str(os.getpid())},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the launcher, which passes it on once
+        )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._children: list[Child] = []
+        self._heard = b""
+
+    def start(self, words: Sequence[str], world_size: int, folder: Path) -> list[Child]:
+        """Start one worker per rank."""
+        files = [folder / f"rank-{rank}" for rank in range(world_size)]
+        self._children = [Child(rank, file, self) for rank, file in enumerate(files)]
+        order = {"words": words, "world_size": world_size, "complaints": [str(file) for file in files]}
+        self.write(json.dumps(order) + "\n")
+        return self._children
+
+    def write(self, line: str) -> None:
+        """Tell the nursery something; if it has gone, so have the workers."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+    def look(self) -> None:
+        """Bring the children's exit codes up to date."""
+        assert self._process.stdout is not None
+        gone = self._process.poll() is not None
+        self._heard += self._process.stdout.read() or b""
+        *lines, self._heard = self._heard.split(b"\n")
+        ends = {int(rank): int(code) for rank, code in (line.split() for line in lines)}
+        for child in self._children:
+            code = ends.get(child.rank, -signal.SIGKILL if gone else None)
+            if child.code is None and code is not None:
+                child.code, child.ended_at = code, time.monotonic()
+
+    def close(self) -> None:
+        """End the nursery and, with it, every worker that still runs (a stopped one too)."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its workers die with it
+            self._process.wait()
+        self._process.stdout.close()
+
+
 @contextmanager
-def family(
-    words: Sequence[str], world_size: int, environment: Mapping[str, str], folder: Path
-) -> Iterator[list[Child]]:
-    """Start one worker per rank; whatever happens, none of them outlives this block."""
-    children: list[Child] = []
+def nursery(environment: Mapping[str, str]) -> Iterator[Nursery]:
+    """Open a nursery; whatever happens, none of its workers outlives this block."""
+    opened = Nursery(environment)
     try:
-        for rank in range(world_size):
-            children.append(Child(rank, words, environment, folder / f"rank-{rank}"))
-        yield children
+        yield opened
     finally:
-        for child in children:
-            child.end()
+        opened.close()

@@ -38,7 +38,7 @@ def list_datasets(as_json: Annotated[bool, typer.Option("--json", help="Print JS
 
 @app.command("fetch")
 def fetch_datasets(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="mnist, fashion_mnist, cifar10")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="mnist, fashion_mnist, cifar10")] = None,
     every: Annotated[bool, typer.Option("--all", help="Fetch every data set.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Fetch again even if the cached copy is good.")] = False,
 ) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 from rich.console import Console
 
-from dpcsgp.assembly import Blueprint, design, load_data
-from dpcsgp.cli.children import Child, cores_per_process, family
+from dpcsgp.assembly import build_topology, design, load_data
+from dpcsgp.cli.children import Child, Nursery, cores_per_process, nursery
 from dpcsgp.cli.session import check_quickly, downloads, new_folder, open_config, previous_processes
 from dpcsgp.cli.tables import outcome_table, plan_table
 from dpcsgp.cli.watching import progress_line
+from dpcsgp.config import Config
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.network.health import Store, announce, known_cause, label
 from dpcsgp.network.torch_distributed import Place, serve_store, spread
@@ -51,28 +52,34 @@ def launch_session(
     config = open_config(config_file, settings, out, resume)
     out = out or new_folder(config)
     check_quickly(config, out, resume)
-    with downloads(console) as bars:  # once, and before ten processes ask for the same files
-        blueprint = design(config, load_data(config, bars).facts, allow_divergence or resume)
     previous = max(previous_processes(out / "checkpoint"), default=None) if resume else None
-    world_size = processes or previous or blueprint.topology.num_nodes
-    hosting = spread(blueprint.topology.num_nodes, world_size)
-    console.print(plan_table(blueprint))
+    hosting = spread(build_topology(config).num_nodes, processes or previous or build_topology(config).num_nodes)
     words = ["run", *([str(config_file)] if config_file else []), "--out", str(out)]
     words += [word for setting in settings for word in ("--set", setting)]
     words += ["--resume"] * resume + ["--allow-divergence"] * allow_divergence
+    server = serve_store()
+    place = Place(0, len(hosting), "127.0.0.1", server.port)
     started = time.time()
-    _supervise(console, words, blueprint, hosting)
+    with nursery(_environment(place)) as workers:  # imports while the data are loaded here
+        with downloads(console) as bars:  # once, and before ten processes ask for the same files
+            blueprint = design(config, load_data(config, bars).facts, allow_divergence or resume)
+        console.print(plan_table(blueprint))
+        _supervise(console, workers, words, place, hosting, config)
     summary_file = out / "summary.json"
     if not summary_file.exists() or summary_file.stat().st_mtime < started:
         raise Interrupted("stopped before the first step")
     summary = json.loads(summary_file.read_text())
+    _show_outcome(console, summary, out)
+    return summary
+
+
+def _show_outcome(console: Console, summary: dict[str, Any], out: Path) -> None:
     from dpcsgp.report import write_report  # brings matplotlib, which takes a while to import
 
     page = write_report([out])
     console.print(outcome_table(summary))
     console.print(_pace(summary), highlight=False, soft_wrap=True)
     console.print(f"results: {out}    page: {page}", highlight=False, soft_wrap=True)
-    return summary
 
 
 def _pace(summary: dict[str, Any]) -> str:
@@ -85,21 +92,25 @@ def _pace(summary: dict[str, Any]) -> str:
 
 
 def _supervise(
-    console: Console, words: Sequence[str], blueprint: Blueprint, hosting: Sequence[tuple[int, ...]]
+    console: Console,
+    workers: Nursery,
+    words: Sequence[str],
+    place: Place,
+    hosting: Sequence[tuple[int, ...]],
+    config: Config,
 ) -> None:
     """Start the workers and watch them to their end; raise if one failed."""
-    world_size, config = len(hosting), blueprint.config
-    server = serve_store()
-    place = Place(0, world_size, "127.0.0.1", server.port)
     store = place.open_store(timeout=10)
     with (
         tempfile.TemporaryDirectory() as folder,
-        family(words, world_size, _environment(place), Path(folder)) as children,
-        Signals(console, children) as signals,
-        progress_line(console, config, store, world_size) as show,
+        Signals(console) as signals,
+        progress_line(console, config, store, place.world_size) as show,
     ):
+        children = workers.start(words, place.world_size, Path(folder))
         while any(child.code is None for child in children):
+            signals.pass_on(children)
             show()
+            workers.look()
             _tell_of_failures(store, children, hosting)
             _end_survivors(store, children, config.network.timeout_seconds)
             time.sleep(_POLL_SECONDS)
@@ -108,10 +119,10 @@ def _supervise(
 
 
 def _environment(place: Place) -> dict[str, str]:
+    # The processes meet on this machine only, whatever its name resolves to.
     own = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     return {
-        **own,  # the processes meet on this machine only, whatever its name resolves to
-        **os.environ,
+        **{name: value for name, value in own.items() if name not in os.environ},
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_WORLD_SIZE": str(place.world_size),
         "MASTER_ADDR": place.host,
@@ -122,11 +133,11 @@ def _environment(place: Place) -> dict[str, str]:
 
 
 class Signals:
-    """Passes Ctrl-C and SIGTERM on to the workers, who finish the step and save; a second one ends them at once."""
+    """Catches Ctrl-C and SIGTERM for the workers, who finish the step and save; a second one ends them at once."""
 
-    def __init__(self, console: Console, children: Sequence[Child]) -> None:
+    def __init__(self, console: Console) -> None:
         self.asked = 0
-        self._console, self._children = console, children
+        self._console, self._passed_on = console, 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -140,7 +151,13 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.asked += 1
-        for child in self._children:
+
+    def pass_on(self, children: Sequence[Child]) -> None:
+        """Send the workers what came since the last call."""
+        if self.asked == self._passed_on:
+            return
+        self._passed_on = self.asked
+        for child in children:
             child.send(signal.SIGINT if self.asked == 1 else signal.SIGKILL)
         if self.asked == 1:
             self._console.print("stopping after this step; once more to stop at once", style="yellow")
@@ -156,7 +173,7 @@ def _tell_of_failures(store: Store, children: Sequence[Child], hosting: Sequence
 
 def _end_survivors(store: Store, children: Sequence[Child], timeout: float) -> None:
     """Once the run has failed, give everybody time to notice; only the one to blame may be stopped for good."""
-    ends = [child.ended_at for child in children if child.failed and child.ended_at is not None]
+    ends = [child.ended_at for child in children if child.failed]
     if not ends:
         return
     cause = known_cause(store)
@@ -164,7 +181,7 @@ def _end_survivors(store: Store, children: Sequence[Child], timeout: float) -> N
     only_culprit = cause is not None and all(child.rank == cause.rank for child in alive)
     if time.monotonic() > (max(ends) + 1 if only_culprit else min(ends) + timeout):
         for child in alive:
-            child.end()
+            child.send(signal.SIGKILL)
 
 
 def _raise_if_failed(

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from dpcsgp.cli import account, data, demo, doctor, launch, plan, report, run
+from dpcsgp.cli import account, audit, data, demo, doctor, launch, plan, report, run
 from dpcsgp.errors import DpcsgpError
 
 cli = typer.Typer(
@@ -25,6 +25,7 @@ cli.command("demo")(demo.demo)
 cli.command("doctor")(doctor.doctor)
 cli.command("plan")(plan.plan)
 cli.command("account")(account.account)
+cli.command("audit")(audit.audit)
 cli.command("report")(report.report)
 cli.add_typer(data.app, name="data")
 
@@ -39,3 +40,10 @@ def app() -> None:
 
         Console(stderr=True, soft_wrap=True).print(Text("error: ", style="bold red") + Text(str(error)))
         sys.exit(error.exit_code)
+    except OSError as error:  # a full or read-only disk, wherever it was met: nothing that was recorded is lost
+        where = f" ({error.filename})" if error.filename else ""
+        sys.stderr.write(
+            f"error: a file cannot be written or read{where}: {error.strerror or error}; free space or choose another "
+            "--out folder. What was recorded before is intact: continue with --resume\n"
+        )
+        sys.exit(1)

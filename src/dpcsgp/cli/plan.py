@@ -30,7 +30,9 @@ def plan(
     ] = None,
     task: Annotated[str | None, typer.Option(help="Same as task.name.")] = None,
     model: Annotated[str | None, typer.Option(help="Same as task.model.")] = None,
-    features: Annotated[str | None, typer.Option(help="Same as task.features.")] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Same as task.features; default: tries 'standardize' and low frequencies.")
+    ] = None,
     graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Same as privacy.epsilon.")] = None,
@@ -54,7 +56,7 @@ def plan(
 
     from dpcsgp.cli.doctor import as_settings, finite
     from dpcsgp.config import load_config
-    from dpcsgp.planning import Limits, declared_facts, search
+    from dpcsgp.planning import Limits, declared_facts, search, search_features
 
     shortcuts = {
         "task.name": task, "task.model": model, "task.features": features, "graph.name": graph,
@@ -64,7 +66,10 @@ def plan(
     limits = Limits(max_megabytes, max_minutes)
     console = Console(quiet=as_json)
     with console.status("planning") as status:
-        found = search(config, declared_facts(config, num_examples), limits, status.update)
+        if config_file or features or any(setting.strip().startswith("task.features") for setting in settings or []):
+            found = search(config, declared_facts(config, num_examples), limits, status.update)
+        else:
+            found = search_features(config, num_examples, limits, status.update)
     if out is not None:
         write_plan(out, found.chosen)
     if as_json:
@@ -93,12 +98,12 @@ def write_plan(path: Path, row: Row) -> None:
 
 
 def _shown(found: Plan, top: int) -> list[Row]:
-    """Return the best rows of every way of exchanging first come, the chosen one always among them."""
-    best: dict[str, Row] = {}
+    """Return the chosen row, the best one without messages, then the best of every other way of exchanging."""
+    best: dict[tuple[str, str], Row] = {}
     for row in found.rows:
-        best.setdefault(row.exchange, row)
-    rows = [found.chosen, *(row for row in best.values() if row is not found.chosen)]
-    rows += [row for row in found.rows if row.on_front and row not in rows]
+        best.setdefault((row.exchange, row.config.task.features), row)
+    silent = [row for row in best.values() if row.exchange == "local"][:1]
+    rows = list({id(row): row for row in (found.chosen, *silent, *best.values())}.values())
     return sorted(rows[:top], key=lambda row: row.outlook.shortfall)
 
 
@@ -109,6 +114,7 @@ def _as_dict(row: Row, chosen: bool) -> dict[str, Any]:
         "on_front": row.on_front,
         "algorithm": config.algorithm.name,
         "exchange": row.exchange,
+        "features": config.task.features,
         "steps": config.algorithm.steps,
         "batch_size": row.batch_size,
         "learning_rate": row.outlook.learning_rate,
@@ -131,24 +137,25 @@ def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
 
     privacy = found.chosen.config.privacy
     title = f"{found.chosen.config.task.name}, eps {privacy.epsilon}, delta {privacy.delta}"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     headings = (
-        "", "exchange", "steps", "batch", "rate", "noise\nmult.", "noise\n/ref.", "short-\nfall", "MB per\nedge", "GB", "min",
+        "", "exchange", "features", "steps", "batch", "rate", "noise\nmult.", "noise\n/ref.", "short-\nfall", "MB per\nedge",
+        "GB", "min",
     )  # fmt: skip
     for name in headings:
-        table.add_column(name, justify="left" if name in ("", "exchange") else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in ("", "exchange", "features") else "right", no_wrap=True)
     for row in _shown(found, top):
-        sign = ("-> " if row is found.chosen else "   ") + ("front" if row.on_front else "")
+        sign = ("->" if row is found.chosen else "  ") + ("*" if row.on_front else "")
         outlook = row.outlook
         table.add_row(
-            sign, row.exchange, str(row.config.algorithm.steps), str(row.batch_size),
+            sign, row.exchange, row.config.task.features, str(row.config.algorithm.steps), str(row.batch_size),
             f"{outlook.learning_rate:g}", f"{outlook.noise_multiplier:.3g}", f"{outlook.noise_to_reference:.2f}",
             f"{outlook.shortfall:.4f}", f"{row.bytes_per_edge / 1e6:.3f}", f"{row.memory_bytes / 1e9:.2f}",
             f"{row.seconds / 60:.1f}", style="bold" if row is found.chosen else "",
         )  # fmt: skip
     console.print(table)
     console.print(
-        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. front: no other plan is as good in"
+        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. *: no other plan is as good in"
         " shortfall, bytes and time. noise/ref.: noise of the averaged model per coordinate over the distance to walk.",
         soft_wrap=True,
     )

@@ -41,9 +41,9 @@ def run(
     if place is None:
         summary = run_session(config_file, settings or [], out, resume, allow_divergence, quiet=as_json)
     else:
-        from dpcsgp.cli.worker import worker_session
+        from dpcsgp.cli.worker import worker_command
 
-        summary = worker_session(place, config_file, settings or [], out, resume, allow_divergence)
+        summary = worker_command(place, config_file, settings or [], out, resume, allow_divergence)
     if as_json and (place is None or place.rank == 0):
         typer.echo(json.dumps(summary))
     if str(summary["stopped_because"]).startswith(("diverged", "interrupted")):

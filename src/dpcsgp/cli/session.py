@@ -173,7 +173,8 @@ def _describe(run: training.Run, progress: training.Progress) -> str:
 
 
 def _plain_line(console: Console, run: training.Run, progress: training.Progress) -> None:
-    step, every = progress.state.step, max(run.schedule.steps // 10, 1)
-    if (step % every == 0 and not progress.rounds_polished) or progress.rounds_polished == run.schedule.polish_rounds:
+    every = max(run.schedule.steps // 10, 1)
+    done, polished = progress.state.step + progress.rounds_polished, progress.rounds_polished
+    if done == run.schedule.steps + run.schedule.polish_rounds or (not polished and done % every == 0):
         console.print(_describe(run, progress), highlight=False, soft_wrap=True)
         sys.stdout.flush()

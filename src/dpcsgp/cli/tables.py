@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from dpcsgp.assembly import Blueprint
+from dpcsgp.config import COMPRESSED, Config
 
 
 def plan_table(blueprint: Blueprint) -> Table:
@@ -17,7 +18,7 @@ def plan_table(blueprint: Blueprint) -> Table:
     rows = {
         "task": f"{config.task.name}, {config.task.model}, features {config.task.features} ({blueprint.dim:,} coordinates)",
         "nodes": f"{blueprint.topology.num_nodes}, graph {config.graph.name}, partition {config.task.partition}",
-        "method": f"{config.algorithm.name}, {config.algorithm.steps} steps, compression {config.compression.spec}",
+        "method": _method(config),
         "mixing rate": _mixing(blueprint),
         "noise": f"{config.privacy.noise}, multiplier {_range(noise)}, clip norm {config.privacy.clip_norm:g}",
         "batch": f"{config.privacy.sampling}, expected size {_range(sorted(set(mechanism.expected_batch_sizes)))}",
@@ -56,6 +57,11 @@ def comparison_table(summaries: list[dict[str, Any]]) -> Table:
     for name, show in rows.items():
         table.add_row(name, *(show(summary) for summary in summaries))
     return table
+
+
+def _method(config: Config) -> str:
+    compression = f", compression {config.compression.spec}" if config.algorithm.name in (*COMPRESSED, "dp-block") else ""
+    return f"{config.algorithm.name}, {config.algorithm.steps} steps{compression}"
 
 
 def _mixing(blueprint: Blueprint) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -22,10 +23,10 @@ from dpcsgp.cli.tables import outcome_table, plan_table
 from dpcsgp.cli.watching import Publisher, progress_line
 from dpcsgp.compression import frames
 from dpcsgp.config import Config
-from dpcsgp.errors import ConfigError, DivergenceError
+from dpcsgp.errors import ConfigError, DivergenceError, DpcsgpError
 from dpcsgp.merging import SharedFolder, merge_parts, merge_rows, merge_summaries, write_part
 from dpcsgp.network.handshake import shake_hands
-from dpcsgp.network.health import Health, announce, label, take_leave
+from dpcsgp.network.health import Health, announce, end_process, label, take_leave
 from dpcsgp.network.torch_distributed import Place, TorchDistributed, leave_group, spread
 from dpcsgp.recording import Recorder
 from dpcsgp.results import ResultsFolder
@@ -86,6 +87,22 @@ def worker_session(
     except BaseException as error:
         _tell_the_others(place, store, f"{name} gave up: {str(error) or type(error).__name__}", linger)
         raise
+
+
+def worker_command(*arguments: Any) -> dict[str, Any]:
+    """Do what `worker_session` does; an error ends the process at once.
+
+    Taking down torch's threads with half-dead connections takes seconds and can abort the process with another code.
+    """
+    try:
+        return worker_session(*arguments)
+    except DpcsgpError as error:
+        end_process(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        end_process("stopped at once; continue from the last checkpoint with --resume", 130)
+    except Exception as error:
+        traceback.print_exc()
+        end_process(f"{type(error).__name__}: {error}")
 
 
 def _tell_the_others(place: Place, store: Any, cause: str, linger: float) -> None:

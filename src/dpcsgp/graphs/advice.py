@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 Verdict = Literal["stable", "heavy-tailed", "divergent", "no law"]
 
-SIGN_RATE: Final = 0.15
+SIGN_RATE_UNDER_NOISE: Final = 0.15
 _MAX_HALVINGS: Final = 40
 
 
-def best_mixing_rate(topology: Topology, compressor: Compressor, dim: int) -> float:
+def best_mixing_rate(topology: Topology, compressor: Compressor, dim: int, *, isotropic_noise: bool = False) -> float:
     """Return the rate in (0, 1] with the smallest steady-state disagreement under unit noise per round.
 
     Up to 64 nodes by search; beyond, the rule of thumb after checking that it is stable. Where no second-moment law
@@ -45,30 +45,36 @@ def best_mixing_rate(topology: Topology, compressor: Compressor, dim: int) -> fl
     """
     moments = compressor.moments(dim)
     if moments is None:
-        return cautious_mixing_rate(compressor, dim)
+        return cautious_mixing_rate(compressor, dim, isotropic_noise=isotropic_noise)
     residue = (1.0 - moments.gain) ** 2 + moments.noise
-    if residue >= 1.0:  # with rate -> 0 an error alone would be multiplied by this in every round
+    if residue >= 1.0:  # what multiplies the squared error in every round, however small the rate
         raise UnstableError(
             f"compression.spec = {compressor.spec!r}: no mixing rate is stable for {dim} coordinates, because each"
-            f" message adds more error than it removes (remaining error {residue:.3g} of 1); use more bits or one scale"
-            " per bucket, for example 'gsgd:8/512'"
+            f" message adds as much error as it removes, or more (it leaves {residue:.3g} of 1); use more bits or one"
+            " scale per bucket, for example 'gsgd:8/512'"
         )
-    if moments.gain == 1.0 and moments.noise == 0.0:
-        rate = 1.0
-    else:
-        rate = _stable_start(topology, moments)
+    rate = _stable_start(topology, moments)
     return rate if topology.num_nodes > EXPLICIT_NODES else _search(topology, moments, rate)
 
 
-def cautious_mixing_rate(compressor: Compressor, dim: int) -> float:
-    """Return a rate for compressors without a second-moment law (top-k, sign): tested, not proven.
+def cautious_mixing_rate(compressor: Compressor, dim: int, *, isotropic_noise: bool = False) -> float:
+    """Return c / (2 - c) for compressors without a second-moment law, c = 1 - omega^2 being what they surely remove.
 
-    The error of these depends on the shape of the vector, so no radius can vouch for a rate.
+    Tested, not proven. In simulations of 4,000 to 5,000 rounds on a ring, an exponential graph, an irregular digraph and
+    a star, top-k and sign stayed bounded at this rate without noise, with equal noise on all coordinates, with noise of
+    very unequal size, and (top-k) with a heavy-tailed pull on every node. For sign the rate is so low that
+    nodes hardly mix: one bucket of 512 gives 0.001.
+
+    `isotropic_noise` says that every round adds equal Gaussian noise to all coordinates and that this noise outweighs
+    everything else. Then sign gets 0.15: rates up to 0.25 stayed bounded over 5,000 rounds on 15 graphs, and 0.15 over
+    20,000 rounds on rings of 30 and 64 nodes (0.3 failed on 30). It is not safe otherwise: a heavy-tailed pull of a tenth
+    of the noise made it blow up on a ring of 10 nodes within 3,000 rounds. A rotated quantiser such as rot:1 sends as
+    few bits and has an exact law.
     """
-    if compressor.spec.startswith("sign"):
-        return SIGN_RATE
-    kept = max(1.0 - compressor.omega_squared(dim), 1.0 / dim)
-    return kept / (2.0 - kept)
+    if isotropic_noise and compressor.spec.startswith("sign"):
+        return SIGN_RATE_UNDER_NOISE
+    removed = max(1.0 - compressor.omega_squared(dim), 1.0 / dim)
+    return removed / (2.0 - removed)
 
 
 def _rule(moments: Moments) -> float:
@@ -236,10 +242,11 @@ def _explain(verdict: Verdict, spec: str, rate: float, radius: float, advised: f
             f"Gossip with {spec} contracts at mixing rate {rate:.3g}: the disagreement shrinks by {radius:.4f} a round."
         )
     if verdict == "no law":
-        cautious = "within" if rate <= advised else "above"
+        place = "within" if rate <= advised else "above"
         return (
             f"The error of {spec} depends on the shape of the vector, so no radius exists; mixing rate {rate:.3g} is"
-            f" {cautious} the cautious rate {advised:.3g} that stayed bounded in tests. Watch the residual during the run."
+            f" {place} the cautious rate {advised:.3g}. Watch the residual during the run, or use a rotated quantiser"
+            " such as rot:1, whose behaviour is known beforehand."
         )
     if verdict == "heavy-tailed":
         return (

@@ -247,7 +247,7 @@ def _spectral_norm(matrix_NN: np.ndarray) -> float:
     if len(matrix_NN) <= _DENSE_NORM_NODES:
         return float(np.linalg.norm(matrix_NN, 2))
     start_N = np.random.default_rng(0).standard_normal(len(matrix_NN))
-    return float(svds(matrix_NN, k=1, return_singular_vectors=False, v0=start_N)[0])
+    return float(np.max(np.asarray(svds(matrix_NN, k=1, return_singular_vectors=False, v0=start_N))))
 
 
 def _smallest_mass(topology: Topology, weights_NN: np.ndarray, phi_N: np.ndarray) -> float:

@@ -112,11 +112,11 @@ class ModalEnergies:
             pairs = (num_nodes, num_nodes * num_nodes)
             out = (right_NN[:, :, None] * right_NN.conj()[:, None, :]).reshape(pairs)
             into = (left_NN[:, None, :] * left_NN.conj()[None, :, :]).reshape(pairs[::-1])
-            return np.maximum((out @ (weights_NN.reshape(-1, 1) * into)).real, 0.0)
+            return np.maximum(np.real(out @ (weights_NN.reshape(-1, 1) * into)), 0.0)
 
         def apply(vector_N: np.ndarray) -> np.ndarray:
             inner_NN = weights_NN * ((left_NN * vector_N.ravel()) @ left_NN.conj().T)
-            return np.einsum("ab,ab->a", right_NN @ inner_NN, right_NN.conj()).real
+            return np.real(np.einsum("ab,ab->a", right_NN @ inner_NN, right_NN.conj()))
 
         return LinearOperator((num_nodes, num_nodes), matvec=apply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
 
@@ -164,9 +164,11 @@ class SteppedEnergies:
         """Return the energy as an (N, N) array."""
         terms = self._walk(response, recursion, level)
         total_NN = next(terms) ** 2
-        block_NN, added, estimate, settled, rest = total_NN, np.inf, np.inf, 0, 0.0
+        block_NN, added, estimate, settled, rest = np.zeros_like(total_NN), np.inf, np.inf, 0, 0.0
         for _ in range(self.max_steps // self.block):
-            block_NN = sum(next(terms) ** 2 for _ in range(self.block))
+            block_NN = np.zeros_like(total_NN)
+            for _ in range(self.block):
+                block_NN += next(terms) ** 2
             total_NN += block_NN
             ratio, added = float(block_NN.sum()) / added, float(block_NN.sum())
             rest = ratio / (1.0 - ratio) if ratio < 1.0 else 0.0

@@ -150,7 +150,7 @@ class GossipMoments:
     def _energy(self, response: Response, level: float = 1.0) -> np.ndarray:
         """Return the (N, N) energy of a response that ends in the errors, where slow modes hardly count."""
         modal = modal_energies(self.topology) if self._closed_form else None
-        return (modal or stepped_energies(self.topology, 1e-6)).of(response, self._recursion, level)
+        return (modal or stepped_energies(self.topology, 1e-5)).of(response, self._recursion, level)
 
     def _slow_energy(self, response: Response, level: float = 1.0) -> Any:
         """Return an energy in which slow modes count, by eigenvectors if possible; only `energy @ vector` is promised."""
@@ -173,7 +173,7 @@ class GossipMoments:
             kernel = energy(self._recursion.noise_to_error, float(np.exp(log_level)))
             return float(np.log(self.noise * _perron_root(kernel)))
 
-        return float(np.exp(0.5 * _falling_root(log_gain, floor, 1e-7 if exact else 2e-4)))
+        return float(np.exp(0.5 * _falling_root(log_gain, floor, 1e-7 if exact else 4e-4)))
 
     @property
     def _first_noise_to_error(self) -> np.ndarray:
@@ -216,4 +216,5 @@ def _perron_root(matrix: Any) -> float:
         if ratio_N.max() - ratio_N.min() <= 1e-6 * ratio_N.max():
             return float(ratio_N.mean())
         vector_N = image_N / image_N.mean()
-    return float(np.real(eigs(matrix, k=1, which="LR", v0=vector_N, tol=1e-8, return_eigenvectors=False)[0]))
+    found = eigs(matrix, k=1, which="LR", v0=vector_N, return_eigenvectors=False)
+    return float(np.max(np.real(np.asarray(found))))

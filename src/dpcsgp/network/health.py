@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from dpcsgp.errors import DpcsgpError
 
@@ -92,10 +92,10 @@ def label(nodes: Sequence[int], rank: int) -> str:
     return f"{f'node {nodes[0]}' if len(nodes) == 1 else f'nodes {nodes[0]} to {nodes[-1]}'} (rank {rank})"
 
 
-def end_process(message: str) -> None:
-    """End at once, whatever the main thread is stuck in; checkpoints and ledgers are whole at every moment."""
+def end_process(message: str, code: int = 1) -> NoReturn:
+    """End at once, whatever other threads are stuck in; checkpoints and ledgers are whole at every moment."""
     print(f"error: {message}", file=sys.stderr, flush=True)
-    os._exit(1)
+    os._exit(code)
 
 
 class Health:

@@ -3,7 +3,7 @@
 from dpcsgp.planning.diagnosis import Diagnosis, SweepRow, diagnose, radius_curves, sweep
 from dpcsgp.planning.facts import declared_facts
 from dpcsgp.planning.outlook import Outlook
-from dpcsgp.planning.search import Limits, Plan, Row, search
+from dpcsgp.planning.search import Limits, Plan, Row, search, search_features
 
 __all__ = [
     "Diagnosis",
@@ -16,5 +16,6 @@ __all__ = [
     "diagnose",
     "radius_curves",
     "search",
+    "search_features",
     "sweep",
 ]

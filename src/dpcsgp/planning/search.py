@@ -19,6 +19,7 @@ from dpcsgp.config import Config, make_config
 from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.graphs import block_radius, steady_state_disagreement
 from dpcsgp.planning.diagnosis import block_disagreement
+from dpcsgp.planning.facts import declared_facts
 from dpcsgp.planning.outlook import Gossip, Outlook, foresee
 from dpcsgp.planning.timing import StepTimes, data_bytes, state_bytes, time_exchange, time_parts
 from dpcsgp.privacy import calibrate_noise
@@ -32,7 +33,14 @@ BLOCKS: Final = (10, 30)
 POLISH_ROUNDS: Final = 3
 AS_GOOD: Final = 1.02  # shortfalls within this factor count as equal
 
+LOW_FREQUENCIES: Final = "dct:10"
+_LARGE_PICTURE: Final = 20  # pixels on the shorter side
+
 Tell = Callable[[str], None]
+
+
+class NothingFitsError(ConfigError):
+    """No plan is within the limits."""
 
 
 @final
@@ -108,13 +116,34 @@ def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda tex
         if limits.allow((sketch := _sketch(way, size, steps, times)).bytes_per_edge, sketch.seconds)
     ]  # fmt: skip
     if not affordable:
-        raise ConfigError(
+        raise NothingFitsError(
             f"--max-megabytes {limits.megabytes}, --max-minutes {limits.minutes}: none of"
             f" {len(ways) * len(sizes) * len(STEPS)} plans fits; allow more, or choose a smaller model or other features"
         )
     tell(f"asking the accountant about {len({(s.batch_size, s.config.algorithm.steps) for s in affordable})} cases")
     rows = mark_front([_complete(sketch, facts) for sketch in affordable])
     return Plan(rows, choose(rows), len(ways) * len(sizes) * len(STEPS))
+
+
+def search_features(config: Config, num_examples: int | None, limits: Limits, tell: Tell = lambda text: None) -> Plan:
+    """Search with the settings' own features and with `LOW_FREQUENCIES`; rank all plans together.
+
+    The model of the ranking takes R and G for equal, which is fair here only: low frequencies are the same picture in
+    fewer coordinates. Convolutions need whole pictures, and small pictures have no frequencies to spare.
+    """
+    choices = [config]
+    small = min(declared_facts(config).input_shape[-2:]) < _LARGE_PICTURE
+    if not small and config.task.model.startswith(("mlp", "logistic")):
+        choices.append(changed(config, task={"features": LOW_FREQUENCIES}))
+    plans: list[Plan] = []
+    for choice in choices:
+        try:
+            plans.append(search(choice, declared_facts(choice, num_examples), limits, tell))
+        except NothingFitsError:
+            if choice is choices[-1] and not plans:
+                raise
+    rows = mark_front([row for plan in plans for row in plan.rows])
+    return Plan(rows, choose(rows), sum(plan.num_tried for plan in plans))
 
 
 def batch_sizes(num_examples: int) -> list[int]:

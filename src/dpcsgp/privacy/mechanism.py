@@ -73,8 +73,8 @@ class GaussianMechanism:
                 continue
             if self.noise_multipliers[row] > 0:
                 sum_ND[row] = add_noise(sum_ND[row], self.noise_multipliers[row], self.clip_norm, random, step, row)
-            sum_ND[row] /= self.expected_batch_sizes[row]
-        return sum_ND
+        divisors_N1 = torch.tensor(self.expected_batch_sizes, dtype=sum_ND.dtype, device=sum_ND.device)[:, None]
+        return sum_ND.div_(divisors_N1.clamp_(min=1))  # a node without data has zeros to divide
 
     def draw(self, step: int, random: PrivateRandomness, active: Sequence[bool]) -> tuple[Tensor, Tensor]:
         """Draw each active node's batch: local example numbers (N, E), and which places are filled."""

@@ -1,0 +1,81 @@
+"""One private gradient by Opacus, in each of its modes: the peer that most people know.
+
+Opacus is an optional extra (`pip install "dpcsgp[bench]"`) and is imported here only, when a benchmark asks for it.
+
+Legend: E examples.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+Gradient = Callable[[Tensor, Tensor], None]  # (inputs, targets) -> private gradients in .grad of the parameters
+
+DEFAULT: Final = "hooks"
+MODES: Final = (DEFAULT, "functorch", "ew", "ghost")
+MISSING: Final = 'Opacus is not installed: its rows are left out; install it with: pip install "dpcsgp[bench]"'
+
+
+def is_installed() -> bool:
+    """Tell whether Opacus can be imported."""
+    return importlib.util.find_spec("opacus") is not None
+
+
+def private_gradient(mode: str, module: nn.Module, batch_size: int, clip_norm: float, noise: float) -> Gradient:
+    """Return a function that leaves `(clipped sum + noise) / batch size` in the gradients of a copy of the module."""
+    model = copy.deepcopy(module).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if mode == "ghost":
+            return _ghost(model, batch_size, clip_norm, noise)
+        return _sampled(mode, model, batch_size, clip_norm, noise)
+
+
+def _sampled(mode: str, model: nn.Module, batch_size: int, clip_norm: float, noise: float) -> Gradient:
+    from opacus.grad_sample.utils import wrap_model
+    from opacus.optimizers import DPOptimizer
+
+    wrapped: Any = wrap_model(model, mode, batch_first=True, loss_reduction="mean")
+    optimizer = DPOptimizer(
+        torch.optim.SGD(wrapped.parameters(), lr=0.1),
+        noise_multiplier=noise,
+        max_grad_norm=clip_norm,
+        expected_batch_size=batch_size,
+    )
+    criterion = nn.CrossEntropyLoss()
+
+    return lambda inputs, targets: _once(optimizer, criterion, wrapped, inputs, targets)
+
+
+def _ghost(model: nn.Module, batch_size: int, clip_norm: float, noise: float) -> Gradient:
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    wrapped = GradSampleModuleFastGradientClipping(
+        model, batch_first=True, loss_reduction="mean", max_grad_norm=clip_norm, use_ghost_clipping=True
+    )
+    optimizer = DPOptimizerFastGradientClipping(
+        torch.optim.SGD(wrapped.parameters(), lr=0.1),
+        noise_multiplier=noise,
+        max_grad_norm=clip_norm,
+        expected_batch_size=batch_size,
+    )
+    criterion: Any = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
+
+    return lambda inputs, targets: _once(optimizer, criterion, wrapped, inputs, targets)
+
+
+def _once(optimizer: Any, criterion: Any, wrapped: Any, inputs: Tensor, targets: Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of hooks on inputs without gradients, at every call
+        optimizer.zero_grad()
+        criterion(wrapped(inputs), targets).backward()
+        optimizer.pre_step()

@@ -1,0 +1,48 @@
+"""Peak memory of one piece of work, measured in a process of its own: `python -m dpcsgp.benchmarking.peak resnet18 ours`."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from dpcsgp.errors import DpcsgpError
+
+
+def peak_bytes() -> int:
+    """Return the largest resident size of this process so far."""
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else size * 1024
+
+
+def in_own_process(module: str, arguments: Sequence[str]) -> dict[str, float]:
+    """Run `python -m module arguments` and return the JSON object that it prints last."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise DpcsgpError(f"benchmark {' '.join(arguments)}: its process ended with {done.returncode}: {lines[-1]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def gradient_memory(workload: str, way: str) -> float:
+    """Return the bytes that private gradients of a workload take beyond the set-up; `way`: ours, plain, Opacus's mode."""
+    return in_own_process("dpcsgp.benchmarking.peak", [workload, way])["bytes"]
+
+
+def main(workload: str, way: str) -> None:
+    """Compute two gradients and print how far the peak rose."""
+    from dpcsgp.benchmarking.workload import WORKLOADS
+
+    work = WORKLOADS[workload]
+    ways = {"ours": lambda: work.private(secure=True), "plain": work.plain}
+    gradients = ways[way]() if way in ways else work.opacus(way)
+    before = peak_bytes()
+    gradients()
+    gradients()
+    sys.stdout.write(json.dumps({"bytes": peak_bytes() - before}) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

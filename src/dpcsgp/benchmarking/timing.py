@@ -1,0 +1,134 @@
+"""Time competing ways of doing one thing in turn, and state the outcome as ratios with their limits.
+
+All ways are run once to warm up, then round after round in turn, so that whatever slows the machine down slows all of
+them. A ratio is the median over the rounds of (time of ours / time of the peer in the same round), with the quartiles as
+its spread. Both the wall clock and the processor time of this process are taken; on a machine that is busy with other
+work the processor time decides, because the wall clock then measures the others.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, final
+
+Clock = Literal["wall", "cpu"]
+_BUSY_SHARE = 0.5  # other work on more than this share of the cores makes the wall clock useless
+
+
+@final
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one way of doing the thing, one entry per round."""
+
+    wall: tuple[float, ...]
+    cpu: tuple[float, ...]
+
+    def median(self, clock: Clock) -> float:
+        """Return the middle time."""
+        return statistics.median(getattr(self, clock))
+
+
+@final
+@dataclass(frozen=True)
+class Ratio:
+    """One line of the outcome: `value` = ours / peer in `what` (time, memory, growth), and the limit it is held to.
+
+    `limit` None means that the line is for information; `at_least` turns the sense of the limit round.
+    """
+
+    group: str
+    name: str
+    peer: str
+    value: float
+    low: float
+    high: float
+    ours: float
+    peers: float
+    unit: str = "s"
+    clock: Clock | None = None
+    value_wall: float | None = None
+    value_cpu: float | None = None
+    limit: float | None = None
+    at_least: bool = False
+    note: str = ""
+
+    @property
+    def passed(self) -> bool | None:
+        """Say whether the limit is kept; None without a limit."""
+        if self.limit is None:
+            return None
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**asdict(self), "passed": self.passed}
+
+
+def measure(ways: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, Times]:
+    """Run all ways in turn, `rounds` times after the warm-up, without the garbage collector."""
+    for _ in range(warm_up):
+        for way in ways.values():
+            way()
+    walls: dict[str, list[float]] = {name: [] for name in ways}
+    cpus: dict[str, list[float]] = {name: [] for name in ways}
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name, way in ways.items():
+                wall, cpu = time.perf_counter(), time.process_time()
+                way()
+                walls[name].append(time.perf_counter() - wall)
+                cpus[name].append(time.process_time() - cpu)
+            gc.collect()
+    finally:
+        if collecting:
+            gc.enable()
+    return {name: Times(tuple(walls[name]), tuple(cpus[name])) for name in ways}
+
+
+def deciding_clock() -> Clock:
+    """Return "cpu" if other work keeps the cores busy, else "wall"."""
+    try:
+        return "cpu" if os.getloadavg()[0] > _BUSY_SHARE * (os.cpu_count() or 1) + 1 else "wall"
+    except OSError:
+        return "wall"
+
+
+def compare(
+    group: str,
+    times: Mapping[str, Times],
+    name: str,
+    peer: str,
+    *,
+    clock: Clock,
+    limit: float | None = None,
+    at_least: bool = False,
+    note: str = "",
+) -> Ratio:
+    """Divide our times by the peer's, or the peer's by ours where the limit is a speed-up (`at_least`)."""
+    over, under = (peer, name) if at_least else (name, peer)
+    values = {each: _ratios(times[over], times[under], each) for each in ("wall", "cpu")}
+    low, middle, high = _quartiles(values[clock])
+    return Ratio(
+        group, name, peer, middle, low, high, times[name].median(clock), times[peer].median(clock),
+        clock=clock, value_wall=_quartiles(values["wall"])[1], value_cpu=_quartiles(values["cpu"])[1],
+        limit=limit, at_least=at_least, note=note,
+    )  # fmt: skip
+
+
+def _ratios(over: Times, under: Times, clock: str) -> list[float]:
+    pairs = zip(getattr(over, clock), getattr(under, clock), strict=True)
+    return [above / max(below, 1e-9) for above, below in pairs]
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high

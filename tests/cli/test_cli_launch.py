@@ -1,0 +1,163 @@
+"""`dpcsgp launch` as a user meets it: the same results as the simulator, Ctrl-C, kill -9, stopped processes, no orphans."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")]
+
+TINY = [
+    "task.name=digits", "task.model=mlp:16", "graph.num_nodes=4", "privacy.expected_batch_size=32", "privacy.epsilon=8",
+    "privacy.seed=1",
+]  # fmt: skip
+LONG = [
+    "task.name=digits", "task.model=logistic", "graph.name=directed_ring", "graph.num_nodes=3", "privacy.noise=none",
+    "privacy.expected_batch_size=8", "privacy.seed=1", "run.evaluate_every=100", "run.checkpoint_every=3",
+    "network.timeout_seconds=8", "algorithm.learning_rate=0.1",
+]  # fmt: skip
+
+
+def settings(*values: str) -> list[str]:
+    return [word for value in values for word in ("--set", value)]
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dpcsgp", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str], code: int, seconds: float = 240) -> str:
+    output, _ = process.communicate(timeout=seconds)
+    assert process.returncode == code, output
+    return " ".join(output.split())
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the direct children, ascending."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def workers_of(launcher: subprocess.Popen[str]) -> list[int]:
+    return [worker for nursery in children_of(launcher.pid) for worker in children_of(nursery)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def releases(out: Path) -> int:
+    ledger = out / "ledger" / "node-0000.jsonl"
+    return len(ledger.read_bytes().splitlines()) - 1 if ledger.exists() else 0
+
+
+def same_models(one: Path, other: Path) -> bool:
+    mine, theirs = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("processes", [4, 2])
+def test_launch_ends_bit_for_bit_like_the_simulator(tmp_path: Path, processes: int) -> None:
+    words = settings(*TINY, "algorithm.steps=12")
+    finish(start("run", *words, "--out", str(tmp_path / "sim")), 0)
+    output = finish(start("launch", *words, "--processes", str(processes), "--out", str(tmp_path / "real")), 0)
+    assert "step 12/12" in output and "verified eps" in output
+    assert f"s per step with {processes} processes" in output
+    assert same_models(tmp_path / "sim", tmp_path / "real")
+    names = [{path.name for path in (tmp_path / folder).iterdir()} for folder in ("sim", "real")]
+    assert names[0] == names[1]
+    sim, real = (json.loads((tmp_path / folder / "summary.json").read_text()) for folder in ("sim", "real"))
+    timing = {"seconds", "seconds_per_step", "processes", "bytes_between_processes"}
+    assert {key: value for key, value in real.items() if key not in timing} == {
+        key: value for key, value in sim.items() if key not in timing
+    }
+    rows = [json.loads(line) for line in (tmp_path / "real" / "metrics.jsonl").read_text().splitlines()]
+    twins = [json.loads(line) for line in (tmp_path / "sim" / "metrics.jsonl").read_text().splitlines()]
+    for row, twin in zip(rows, twins, strict=True):
+        assert [row[key] for key in ("step", "nodes", "accuracy_nodes", "epsilon_nodes", "bytes_sent_nodes")] == [
+            twin[key] for key in ("step", "nodes", "accuracy_nodes", "epsilon_nodes", "bytes_sent_nodes")
+        ]
+        assert row["accuracy_node_mean"] == twin["accuracy_node_mean"]
+
+
+def test_a_run_that_is_interrupted_and_killed_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    out, words = tmp_path / "real", settings(*LONG, "algorithm.steps=400")
+    finish(start("run", *words, "--out", str(tmp_path / "sim")), 0)
+    resume = ["launch", "--resume", "--out", str(out)]
+
+    launcher = start("launch", *words, "--out", str(out))  # Ctrl-C
+    wait_for(lambda: releases(out) > 10)
+    launcher.send_signal(signal.SIGINT)
+    assert "interrupted at step" in finish(launcher, 130)
+    assert "interrupted at step" in json.loads((out / "summary.json").read_text())["stopped_because"]
+
+    launcher, before = start(*resume), releases(out)  # kill -9 of one worker
+    wait_for(lambda: releases(out) > before + 10)
+    workers = workers_of(launcher)
+    os.kill(workers[1], signal.SIGKILL)
+    began = time.monotonic()
+    assert "node 1 (rank 1) went silent: ended by SIGKILL" in finish(launcher, 1)
+    assert time.monotonic() - began < 9
+    assert not any(map(alive, workers))
+
+    launcher, before = start(*resume), releases(out)  # kill -9 of the launcher
+    wait_for(lambda: releases(out) > before + 10)
+    family = [*children_of(launcher.pid), *workers_of(launcher)]
+    assert len(family) == 4
+    launcher.kill()
+    launcher.communicate()
+    wait_for(lambda: not any(map(alive, family)), 8)
+
+    assert "results:" in finish(start(*resume), 0)
+    assert same_models(tmp_path / "sim", out)
+    refused = finish(start("run", "--resume", "--out", str(out)), 2)
+    assert "made by 3 processes" in refused and "dpcsgp launch --resume --processes 3" in refused
+
+
+def test_a_stopped_worker_ends_the_run_and_is_not_left_behind(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    launcher = start("launch", *settings(*LONG, "algorithm.steps=100000"), "--out", str(out))
+    wait_for(lambda: releases(out) > 5)
+    workers = workers_of(launcher)
+    os.kill(workers[2], signal.SIGSTOP)
+    began = time.monotonic()
+    output = finish(launcher, 1)
+    assert time.monotonic() - began < 8 + 3
+    assert output.count("node 2 (rank 2) went silent: no sign of life within 8 s") == 3  # the cause, and both others
+    assert not any(map(alive, workers))
+    assert list((out / "checkpoint").glob("step-*.json"))
+
+
+def test_bad_settings_are_refused_before_any_process_starts(tmp_path: Path) -> None:
+    output = finish(start("launch", *settings(*LONG), "--processes", "5", "--out", str(tmp_path / "run")), 2)
+    assert "world size 5: the graph has 3 nodes" in output
+    assert not (tmp_path / "run").exists()
