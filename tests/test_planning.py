@@ -84,6 +84,7 @@ def test_impossible_limits_are_refused_with_a_remedy() -> None:
         search(load_config(None, [*DIGITS, "privacy.epsilon=[1,2,3,4]"]), declared_facts(config), LIMITS)
 
 
+@pytest.mark.slow
 def test_low_frequencies_are_tried_for_large_pictures_and_plain_networks_only() -> None:
     def tried(*settings: str) -> set[str]:
         config = load_config(None, ["task.model=mlp:4", "graph.num_nodes=2", "privacy.epsilon=8", *settings])

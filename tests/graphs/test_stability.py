@@ -79,14 +79,23 @@ def test_a_single_node_follows_its_error_alone(law: tuple[float, float, float]) 
     [
         (directed_exponential(10), (0.68, 0.88, 1.01, 1.08, 1.19)),
         (directed_ring(10), (0.96, 0.98, 1.02, 1.06, 1.15)),
-        (random_digraph(10, 0.2, seed=5), (0.69, 0.89, 1.01, 1.08, 1.19)),
     ],
-    ids=["directed exponential", "directed ring", "random digraph"],
+    ids=["directed exponential", "directed ring"],
 )
 def test_radii_of_random_masks_at_rate_one(graph: Topology, radii: tuple[float, ...]) -> None:
     for share, radius in zip((0.9, 0.75, 0.6, 0.5, 0.1), radii, strict=True):
         found = mixing_radius(graph, parse_compressor(f"rand:{share}"), 1.0, DIM)
         assert found == pytest.approx(radius, abs=0.0051)
+
+
+def test_published_radii_of_a_random_digraph_are_typical_of_such_graphs() -> None:
+    """The published graph was one draw without a recorded seed: its radii must lie among those of forty other draws."""
+    graphs = [random_digraph(10, 0.2, seed) for seed in range(40)]
+    published = {(0.9, 1.0): 0.70, (0.75, 1.0): 0.89, (0.6, 1.0): 1.01, (0.5, 1.0): 1.08, (0.1, 1.0): 1.19}
+    for (share, rate), radius in (published | {(0.5, 0.3): 0.901, (0.1, 0.05): 0.983}).items():
+        found = [mixing_radius(graph, parse_compressor(f"rand:{share}"), rate, DIM) for graph in graphs]
+        assert min(found) - 0.005 <= radius <= max(found) + 0.005
+        assert np.median(found) == pytest.approx(radius, abs=0.03)
 
 
 def test_radii_of_random_masks_at_better_rates() -> None:

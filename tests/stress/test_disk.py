@@ -29,7 +29,7 @@ def run_with(limit: int | None, *words: str) -> subprocess.CompletedProcess[str]
 
     return subprocess.run(
         [sys.executable, "-m", "dpcsgp", "run", *words],
-        capture_output=True, text=True, timeout=240, preexec_fn=restrict,  # noqa: PLW1509
+        capture_output=True, text=True, timeout=240, preexec_fn=restrict,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
 

@@ -88,5 +88,7 @@ def _memory() -> list[Ratio]:
         theirs = gradient_memory("resnet18", way)
         value = ours / max(theirs, 1)
         note = "resnet18, batch 32, peak memory of two gradients"
-        ratios.append(Ratio("clipping", OURS, peer, value, value, value, ours, theirs, unit="B", limit=limit, note=note))
+        ratios.append(
+            Ratio("clipping", OURS, peer, value, value, value, ours, theirs, unit="B", limit=limit, note=note)
+        )
     return ratios

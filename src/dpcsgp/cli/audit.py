@@ -74,11 +74,9 @@ def _print(result: Audit) -> None:
         "attacker": f"hears {result.messages_per_trial} rounds of messages; best score: {result.attack}",
         "unseen trials": f"{result.hits} of {result.positives} canaries found, "
         f"{result.false_alarms} of {result.negatives} false alarms",
-        "reported eps (upper bound)": f"{describe_epsilon(result.epsilon_claimed)} at delta {result.delta:g}",
-        f"eps from the attack (lower bound, {100 * result.confidence:g} %)": describe_epsilon(
-            result.epsilon_lower_bound
-        ),
-        "the same for any mechanism": describe_epsilon(result.epsilon_lower_bound_any_mechanism),
+        "reported eps": f"{describe_epsilon(result.epsilon_claimed)} at delta {result.delta:g}",
+        f"lower bound on eps ({100 * result.confidence:g} %)": describe_epsilon(result.epsilon_lower_bound),
+        "for any mechanism": describe_epsilon(result.epsilon_lower_bound_any_mechanism),
         "seconds": f"{result.seconds:.1f}",
     }
     for name, value in rows.items():

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from dpcsgp.cli import account, audit, data, demo, doctor, launch, plan, report, run
+from dpcsgp.cli import account, audit, benchmark, data, demo, doctor, launch, plan, report, run
 from dpcsgp.errors import DpcsgpError
 
 cli = typer.Typer(
@@ -27,6 +27,7 @@ cli.command("plan")(plan.plan)
 cli.command("account")(account.account)
 cli.command("audit")(audit.audit)
 cli.command("report")(report.report)
+cli.command("benchmark")(benchmark.benchmark)
 cli.add_typer(data.app, name="data")
 
 

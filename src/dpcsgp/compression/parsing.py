@@ -16,7 +16,7 @@ from dpcsgp.errors import ConfigError
 _FORMS = {
     "none": ("none", "none"),
     "rand": ("rand:FRACTION", "rand:0.5"),
-    "gsgd": ("gsgd:BITS or gsgd:BITS/BUCKET", "gsgd:4/512"),
+    "gsgd": ("gsgd:BITS or gsgd:BITS/BUCKET", "gsgd:4/64"),
     "top": ("top:FRACTION", "top:0.01"),
     "sign": ("sign or sign:BUCKET", "sign:512"),
     "rot": ("rot:BITS", "rot:1"),
@@ -35,7 +35,7 @@ def parse_compressor(spec: str) -> Compressor:
     >>> parse_compressor("gsdg:8")
     Traceback (most recent call last):
     ...
-    dpcsgp.errors.ConfigError: compression.spec = 'gsdg:8': unknown compressor 'gsdg'; did you mean 'gsgd:4/512'?
+    dpcsgp.errors.ConfigError: compression.spec = 'gsdg:8': unknown compressor 'gsdg'; did you mean 'gsgd:4/64'?
     """
     name, colon, argument = spec.strip().partition(":")
     if name not in _FORMS:

@@ -56,8 +56,8 @@ class Dither:
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 16:
-            raise ConfigError(f"compression.spec = '{self.spec}': bits must be from 2 to 16; try 'gsgd:4/512'")
-        _check_bucket(self.spec, self.bucket, "gsgd:4/512")
+            raise ConfigError(f"compression.spec = '{self.spec}': bits must be from 2 to 16; try 'gsgd:4/64'")
+        _check_bucket(self.spec, self.bucket, "gsgd:4/64")
 
     @property
     def spec(self) -> str:

@@ -1,0 +1,124 @@
+"""`dpcsgp benchmark`: speed as ratios against peers and limits, all measured in one run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dpcsgp.benchmarking import Outcome, Ratio
+
+EXAMPLES = """
+Examples:
+
+    dpcsgp benchmark noise                                       # a few seconds
+
+    dpcsgp benchmark all --json > speed.json                     # some minutes, and 8 GB of memory
+
+    dpcsgp benchmark scale --figure docs/figures/scale.png       # 10 to 1000 simulated nodes
+"""
+
+
+def benchmark(
+    group: Annotated[
+        str, typer.Argument(help="clipping, compression, mixing, noise, step, scale or all.", metavar="[GROUP]")
+    ] = "all",
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: see that it runs, nothing else.")] = False,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw cost and memory against the number of nodes.", metavar="FILE.png")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Measure ratios against plain SGD, Opacus, torch's generators and memory copies, and hold them to their limits.
+
+    Exit code 1 if a limit is broken. Opacus comes with `pip install "dpcsgp[bench]"`; without it its rows are left out.
+    """
+    from dpcsgp.benchmarking import benchmark as measure
+    from dpcsgp.errors import ConfigError
+
+    if figure is not None and group not in ("scale", "all"):
+        raise ConfigError(
+            f"--figure {figure}: drawn from the group scale; use `dpcsgp benchmark scale --figure {figure}`"
+        )
+    outcome = measure(group, quick)
+    if figure is not None:
+        from dpcsgp.report.scale_figure import write_scale_figure
+
+        write_scale_figure(figure, [point.as_dict() for point in outcome.scale])
+    if as_json:
+        typer.echo(json.dumps(outcome.as_dict(), allow_nan=False))
+    else:
+        _print(outcome, figure)
+    if any(ratio.passed is False for ratio in outcome.ratios):
+        raise typer.Exit(1)
+
+
+benchmark.__doc__ = (benchmark.__doc__ or "") + "\n" + EXAMPLES
+
+
+def _print(outcome: Outcome, figure: Path | None) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(_ratio_table(outcome.ratios))
+    if outcome.scale:
+        console.print(_scale_table(outcome))
+    if outcome.hotspots:
+        console.print(_profile_table(outcome))
+    for note in outcome.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    if figure is not None:
+        console.print(f"figure: {figure}", highlight=False, soft_wrap=True)
+
+
+def _ratio_table(ratios: list[Ratio]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="ratios: median over rounds, quartiles in brackets", title_justify="left")
+    for heading in ("", "against", "ratio", "limit", "", "ours", "peer", "wall / cpu"):
+        table.add_column(heading, justify="left" if heading in ("", "against") else "right")
+    for ratio in ratios:
+        sense = "at least" if ratio.at_least else "at most"
+        limit = "" if ratio.limit is None else f"{sense} {ratio.limit:g}"
+        verdict = {None: "", True: "[green]pass[/]", False: "[bold red]FAIL[/]"}[ratio.passed]
+        clocks = "" if ratio.value_wall is None else f"{ratio.value_wall:.2f} / {ratio.value_cpu:.2f}"
+        table.add_row(
+            f"{ratio.name}\n  [dim]{ratio.note}[/]" if ratio.note else ratio.name, ratio.peer,
+            f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})", limit, verdict,
+            _amount(ratio.ours, ratio.unit), _amount(ratio.peers, ratio.unit), clocks,
+        )  # fmt: skip
+    return table
+
+
+def _amount(value: float, unit: str) -> str:
+    return f"{value / 1e6:,.0f} MB" if unit == "B" else f"{1e3 * value:,.2f} ms"
+
+
+def _scale_table(outcome: Outcome) -> Table:
+    from rich.table import Table
+
+    table = Table(title="cost per node and step", title_justify="left")
+    for heading in ("nodes", "wall", "processor", "peak memory", "tensors of N x D float32"):
+        table.add_column(heading, justify="right")
+    for point in outcome.scale:
+        table.add_row(
+            str(point.num_nodes), _amount(point.wall, "s"), _amount(point.cpu, "s"), _amount(point.peak, "B"),
+            f"{point.matrices:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _profile_table(outcome: Outcome) -> Table:
+    from rich.table import Table
+
+    table = Table(title="profile of one step: time in the function itself", title_justify="left")
+    for heading in ("function", "per step", "share", "calls"):
+        table.add_column(heading, justify="left" if heading == "function" else "right")
+    for spot in outcome.hotspots:
+        table.add_row(spot.function, _amount(spot.seconds, "s"), f"{100 * spot.share:.1f} %", f"{spot.calls:.0f}")
+    return table
