@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
 from dpcsgp.checkpoint import CheckpointFolder, Snapshot
-from dpcsgp.errors import DivergenceError
+from dpcsgp.errors import CheckpointError, DivergenceError
 from dpcsgp.network import Traffic
 from dpcsgp.privacy import Budget, ClippingEngine, GaussianMechanism, LedgerBook
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
@@ -180,12 +180,28 @@ def _start(run: Run, snapshot: Snapshot | None) -> Progress:
         progress = Progress(state, velocity_ND)
         record(run, progress)
         return progress
-    tensors = dict(snapshot.tensors)
-    velocity_ND = tensors.pop("velocity_ND", None)
-    template = type(run.algorithm.init(run.anchor_D[None], run.anchor_D))
-    run.network.traffic.restore(**snapshot.meta["traffic"])
+    progress = _restored(run, snapshot)
     run.ledger.check_against(snapshot.meta["ledger"])
     run.recorder.keep_until(snapshot.step)
+    return progress
+
+
+def _restored(run: Run, snapshot: Snapshot) -> Progress:
+    """Return the progress of a snapshot, or refuse one that another method, model or release wrote."""
+    tensors = dict(snapshot.tensors)
+    velocity_ND = tensors.pop("velocity_ND", None)
+    start_ND = run.anchor_D.expand(len(run.network.nodes), -1)
+    expected = run.algorithm.init(start_ND, run.anchor_D)._asdict()
+    shapes = {name: value.shape for name, value in expected.items() if isinstance(value, Tensor)}
+    if {name: value.shape for name, value in tensors.items()} != shapes or (velocity_ND is None) != (
+        not run.schedule.momentum
+    ):
+        raise CheckpointError(
+            f"the checkpoint of step {snapshot.step} holds {sorted(snapshot.tensors)} of other names or shapes than this "
+            "run's state; it was written by another method or model. Start again with another --out folder"
+        )
+    template = type(run.algorithm.init(run.anchor_D[None], run.anchor_D))
+    run.network.traffic.restore(**snapshot.meta["traffic"])
     state = template(**tensors, step=snapshot.step, round=snapshot.meta["round"])
     return Progress(state, velocity_ND, seconds=snapshot.meta["seconds"])
 

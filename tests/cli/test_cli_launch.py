@@ -22,7 +22,7 @@ TINY = [
     "privacy.seed=1",
 ]  # fmt: skip
 LONG = [
-    "task.name=digits", "task.model=logistic", "graph.name=directed_ring", "graph.num_nodes=3", "privacy.noise=none",
+    "task.name=digits", "task.model=logistic", "graph.name=directed_ring", "graph.num_nodes=3", "privacy.noise=paper",
     "privacy.expected_batch_size=8", "privacy.seed=1", "run.evaluate_every=100", "run.checkpoint_every=3",
     "network.timeout_seconds=8", "algorithm.learning_rate=0.1",
 ]  # fmt: skip
@@ -149,11 +149,9 @@ def test_a_stopped_worker_ends_the_run_and_is_not_left_behind(tmp_path: Path) ->
     wait_for(lambda: releases(out) > 5)
     workers = workers_of(launcher)
     os.kill(workers[2], signal.SIGSTOP)
-    began = time.monotonic()
+    wait_for(lambda: not any(map(alive, workers)), 8 + 4)
     output = finish(launcher, 1)
-    assert time.monotonic() - began < 8 + 3
     assert output.count("node 2 (rank 2) went silent: no sign of life within 8 s") == 3  # the cause, and both others
-    assert not any(map(alive, workers))
     assert list((out / "checkpoint").glob("step-*.json"))
 
 

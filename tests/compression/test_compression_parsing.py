@@ -29,7 +29,7 @@ def test_specs_are_read(spec: str, expected: object) -> None:
 @pytest.mark.parametrize(
     ("spec", "remedy"),
     [
-        ("gsgd:1", "bits must be from 2 to 16; try 'gsgd:4/512'"),
+        ("gsgd:1", "bits must be from 2 to 16; try 'gsgd:4/64'"),
         ("gsgd:17", "bits must be from 2 to 16"),
         ("gsgd:8/0", "bucket needs at least 1"),
         ("gsgd:8/", "expected gsgd:BITS or gsgd:BITS/BUCKET"),

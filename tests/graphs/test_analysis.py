@@ -98,15 +98,18 @@ def test_which_compressors_the_theorem_covers(spec: str, holds: bool) -> None:
 
 
 def test_everything_can_hold_at_once() -> None:
-    report = theorem_report(
-        complete(1), parse_compressor("none"), 1, epsilon=5.0, delta=0.5, examples_per_node=10
-    )
+    report = theorem_report(complete(1), parse_compressor("none"), 1, epsilon=5.0, delta=0.5, examples_per_node=10)
     assert report.holds
 
 
 @pytest.mark.parametrize(
     ("field", "change"),
-    [("epsilon", {"epsilon": 0.0}), ("delta", {"delta": 1.0}), ("c2", {"c2": -1.0}), ("mixing_rate", {"mixing_rate": 2.0})],
+    [
+        ("epsilon", {"epsilon": 0.0}),
+        ("delta", {"delta": 1.0}),
+        ("c2", {"c2": -1.0}),
+        ("mixing_rate", {"mixing_rate": 2.0}),
+    ],
 )
 def test_bad_settings_are_refused(field: str, change: dict[str, float]) -> None:
     settings = {"epsilon": 0.5, "delta": 1e-4, "c2": 1.0, "mixing_rate": 1.0} | change

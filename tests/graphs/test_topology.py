@@ -17,9 +17,7 @@ def test_senders_and_receivers_follow_the_weights() -> None:
         assert topology.senders_to(node) == tuple(np.flatnonzero(topology.weights[node]))
         assert topology.receivers_from(node) == tuple(np.flatnonzero(topology.weights[:, node]))
         assert node in topology.senders_to(node)
-    assert topology.edges == sorted(
-        (j, i) for j in range(12) for i in topology.receivers_from(j) if i != j
-    )
+    assert topology.edges == sorted((j, i) for j in range(12) for i in topology.receivers_from(j) if i != j)
 
 
 def test_a_single_node_is_a_graph() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dpcsgp.network.torch_distributed import serve_store
 
@@ -34,11 +36,10 @@ def settings(*values: str) -> list[str]:
 class RealProcess:
     """A process of a run; `words` are a script and its arguments, or the arguments of `dpcsgp`."""
 
-    def __init__(self, words: Sequence[str], rank: int, world_size: int, port: int, log: Path) -> None:
-        self.rank, self._log = rank, log
+    def __init__(self, words: Sequence[str], place: Mapping[str, str], log: Path) -> None:
+        self._log = log
         log.touch()
-        place = environment(rank, world_size, port)
-        self._process = _FORKS.Process(target=_become, args=(list(words), place, str(log)))
+        self._process = _FORKS.Process(target=_become, args=(list(words), dict(place), str(log)))
         self._process.start()
 
     @property
@@ -61,15 +62,15 @@ class RealProcess:
         return " ".join(self._log.read_text(errors="replace").split())
 
 
-def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return what torchrun would tell a process."""
+def environment(rank: int, world_size: int, port: int, store: Any = None) -> dict[str, str]:
+    """Return what torchrun would tell a process; with a store, it says that somebody else serves it."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_PORT": str(store.port if store else port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(store is not None),
         "GLOO_SOCKET_IFNAME": "lo",
     }
 
@@ -92,19 +93,27 @@ def _become(words: list[str], place: Mapping[str, str], log: str) -> None:
 
 @contextmanager
 def processes(
-    commands: Sequence[Sequence[str]], folder: Path, world_sizes: Sequence[int] | None = None
+    commands: Sequence[Sequence[str]], folder: Path, world_sizes: Sequence[int] | None = None, port: int = 0
 ) -> Iterator[list[RealProcess]]:
-    """Start one process per command around a store of our own; none of them is left at the end."""
-    store = serve_store()
+    """Start one process per command around a store of our own (`port`: rank 0 serves it there); none is left at the end."""
+    store = None if port else serve_store()
     sizes = world_sizes or [len(commands)] * len(commands)
     children = [
-        RealProcess(words, rank, sizes[rank], store.port, folder / f"log-{rank}") for rank, words in enumerate(commands)
+        RealProcess(words, environment(rank, sizes[rank], port, store), folder / f"log-{rank}")
+        for rank, words in enumerate(commands)
     ]
     try:
         yield children
     finally:
         for child in children:
             child.end()
+
+
+def free_port() -> int:
+    """Return a port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def wait_for(condition: Callable[[], object], seconds: float) -> float:

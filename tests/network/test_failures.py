@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from real_processes import FAULTY, TINY, all_end, processes, settings, wait_for, wait_for_steps
+from real_processes import FAULTY, TINY, all_end, free_port, processes, settings, wait_for, wait_for_steps
 
 TIMEOUT = 10.0
 LONG = [*TINY, "algorithm.steps=100000", f"network.timeout_seconds={TIMEOUT}", "run.checkpoint_every=1"]
@@ -29,7 +29,7 @@ def test_a_silent_process_is_named_by_all_others_in_time(tmp_path: Path, number:
         children[1].send(number)
         others = [children[0], children[2]]
         seconds = all_end(others, TIMEOUT + 10)
-        assert seconds < TIMEOUT + 1, "ended too late"
+        assert seconds < TIMEOUT + 2, "ended too late"
         for child in others:
             assert child.code == 1, child.said()
             assert "error: node 1 (rank 1) went silent" in child.said()
@@ -39,6 +39,22 @@ def test_a_silent_process_is_named_by_all_others_in_time(tmp_path: Path, number:
         {path.name[:11] for path in (out / "checkpoint").glob(f"step-*part-{rank}-of-3.json")} for rank in range(3)
     ]
     assert set.intersection(*steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_without_the_process_that_serves_the_store_all_others_end_in_time(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    out = tmp_path / "run"
+    with processes([run_words(out)] * 3, tmp_path, port=free_port()) as children:
+        wait_for_steps(out, 5)
+        children[0].send(number)
+        assert all_end(children[1:], TIMEOUT + 10) < TIMEOUT + 2, "ended too late"
+        for child in children[1:]:
+            assert child.code == 1, child.said()
+            assert "error: the store of the run went silent" in child.said()
+            assert "rank 0" in child.said()
 
 
 @pytest.mark.slow

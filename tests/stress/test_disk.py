@@ -34,8 +34,8 @@ def run_with(limit: int | None, *words: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-def settings() -> list[str]:
-    return [word for value in DIGITS for word in ("--set", value)]
+def settings(*more: str) -> list[str]:
+    return [word for value in (*DIGITS, *more) for word in ("--set", value)]
 
 
 def assert_clear(done: subprocess.CompletedProcess[str]) -> None:
@@ -48,10 +48,13 @@ def assert_clear(done: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", [100, 900, 2500, 8000])
-def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path, limit: int) -> None:
-    """The limits stop, in turn: the first file, the ledger or the rows, the rows, the checkpoint."""
-    assert_clear(run_with(limit, *settings(), "--out", str(tmp_path / "run")))
+@pytest.mark.parametrize(
+    ("limit", "more"),
+    [(100, []), (900, []), (8000, []), (3500, ["run.checkpoint_every=0", "run.evaluate_every=1"])],
+    ids=["first file", "settings or ledger", "checkpoint", "rows"],
+)
+def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path, limit: int, more: list[str]) -> None:
+    assert_clear(run_with(limit, *settings(*more), "--out", str(tmp_path / "run")))
     assert not list((tmp_path / "run").rglob(".*.tmp"))
 
 

@@ -17,7 +17,9 @@ import torch
 from mutations import mutations
 
 from dpcsgp.algorithms import DPCSGP
-from dpcsgp.checkpoint import CheckpointFolder
+from dpcsgp.assembly import assemble, design, load_data
+from dpcsgp.checkpoint import CheckpointFolder, Snapshot
+from dpcsgp.cli.session import open_config
 from dpcsgp.compression import frames, parse_compressor
 from dpcsgp.config import Config, load_config, to_toml
 from dpcsgp.errors import CheckpointError, ConfigError, DataError, LedgerError, WireError
@@ -31,6 +33,7 @@ from dpcsgp.results import ResultsFolder
 from dpcsgp.tasks.catalogue import Published
 from dpcsgp.tasks.datasets import fetch_published
 from dpcsgp.tasks.formats import IDX_NAMES, Parts, decode_idx, digest
+from dpcsgp.training import train
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 EVENT = ReleaseEvent("poisson", 1 / 3, 4.0)
@@ -217,3 +220,30 @@ def test_mutated_data_files_are_never_taken_for_the_data(tmp_path: Path, count: 
             target.write_bytes(originals[number])
     print(f"\n{count} mutated data files: {refused} refused, the others were replaced or said the same")
     shutil.rmtree(tmp_path)
+
+
+def test_settings_edited_after_the_start_are_refused(tmp_path: Path) -> None:
+    """A larger eps in config.toml must not let a started run go on spending."""
+    config = load_config(None, ["task.name=digits"])
+    ResultsFolder.create(tmp_path, config)
+    header = LedgerHeader("9f3c", 0, config.fingerprint(), 1e-4, EVENT)
+    Ledger.create(tmp_path / "ledger" / "node-0000.jsonl", header).close()
+    assert open_config(None, [], tmp_path, resume=True) == config
+    path = tmp_path / "config.toml"
+    path.write_text(path.read_text().replace("epsilon = 0.5", "epsilon = 5.0"))
+    with pytest.raises(ConfigError, match="not what this run was started with"):
+        open_config(None, [], tmp_path, resume=True)
+
+
+def test_a_snapshot_of_another_model_is_refused(tmp_path: Path) -> None:
+    config = load_config(
+        None, ["task.name=digits", "task.model=mlp:8", "graph.num_nodes=2", "algorithm.steps=2", "run.evaluate_every=0"]
+    )
+    data = load_data(config)
+    blueprint = design(config, data.facts)
+    run = assemble(blueprint, data, Simulator(blueprint.topology), tmp_path, "9f3c")
+    state = run.algorithm.init(torch.zeros(2, 7))
+    tensors = {name: value for name, value in state._asdict().items() if isinstance(value, torch.Tensor)}
+    meta = {"round": 1, "ledger": run.ledger.heads(), "seconds": 0.0, "traffic": run.network.traffic.as_dict()}
+    with pytest.raises(CheckpointError, match="another method or model"):
+        train(run, resume_from=Snapshot(1, tensors, meta))

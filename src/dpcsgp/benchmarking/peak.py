@@ -1,4 +1,4 @@
-"""Peak memory of one piece of work, measured in a process of its own: `python -m dpcsgp.benchmarking.peak resnet18 ours`."""
+"""Peak memory of one piece of work, measured in a process of its own (see `__main__`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
 
 from dpcsgp.errors import DpcsgpError
 
@@ -17,9 +16,9 @@ def peak_bytes() -> int:
     return size if sys.platform == "darwin" else size * 1024
 
 
-def in_own_process(module: str, arguments: Sequence[str]) -> dict[str, float]:
-    """Run `python -m module arguments` and return the JSON object that it prints last."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+def in_own_process(*arguments: str) -> dict[str, float]:
+    """Run `python -m dpcsgp.benchmarking arguments` and return the JSON object that it prints last."""
+    done = subprocess.run([sys.executable, "-m", "dpcsgp.benchmarking", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise DpcsgpError(f"benchmark {' '.join(arguments)}: its process ended with {done.returncode}: {lines[-1]}")
@@ -28,11 +27,11 @@ def in_own_process(module: str, arguments: Sequence[str]) -> dict[str, float]:
 
 def gradient_memory(workload: str, way: str) -> float:
     """Return the bytes that private gradients of a workload take beyond the set-up; `way`: ours, plain, Opacus's mode."""
-    return in_own_process("dpcsgp.benchmarking.peak", [workload, way])["bytes"]
+    return in_own_process("memory", workload, way)["bytes"]
 
 
-def main(workload: str, way: str) -> None:
-    """Compute two gradients and print how far the peak rose."""
+def measure_gradient_memory(workload: str, way: str) -> dict[str, float]:
+    """Compute two gradients in this process and return how far its peak rose."""
     from dpcsgp.benchmarking.workload import WORKLOADS
 
     work = WORKLOADS[workload]
@@ -41,8 +40,4 @@ def main(workload: str, way: str) -> None:
     before = peak_bytes()
     gradients()
     gradients()
-    sys.stdout.write(json.dumps({"bytes": peak_bytes() - before}) + "\n")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"bytes": peak_bytes() - before}

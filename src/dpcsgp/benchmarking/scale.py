@@ -1,6 +1,6 @@
 """From ten to a thousand simulated nodes: cost per node and step, and peak memory.
 
-Each size runs in a process of its own (`python -m dpcsgp.benchmarking.scale 100 5`), so that its peak memory is its own:
+Each size runs in a process of its own (`python -m dpcsgp.benchmarking scale 100 5 full`), so that its peak memory is its own:
 whole steps of DP-CSGP with `rot:1` on the exponential graph, 784-128-10 network, expected batch 32, ledger on disk. The
 processes of all sizes are started in turn, several times, and the quickest visit of each size counts.
 
@@ -9,8 +9,6 @@ Legend: N nodes, D coordinates.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, final
@@ -55,7 +53,7 @@ def benchmark_scale(quick: bool = False) -> tuple[list[Ratio], list[ScalePoint]]
     for _ in range(visits):
         for size in sizes:
             steps = 2 if quick else max(3, min(20, 600 // size))
-            seen[size].append(in_own_process("dpcsgp.benchmarking.scale", [str(size), str(steps), str(int(quick))]))
+            seen[size].append(in_own_process("scale", str(size), str(steps), "quick" if quick else "full"))
     points = [_quickest(size, found, clock) for size, found in seen.items()]
     return _ratios(points, clock), points
 
@@ -98,7 +96,3 @@ def run_size(num_nodes: int, steps: int, quick: bool) -> dict[str, float]:
             "before": before,
             "matrix": 4 * num_nodes * run.anchor_D.numel(),
         }
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(run_size(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["1"])) + "\n")

@@ -20,7 +20,7 @@ from typing import Any, Final, final
 
 from dpcsgp.algorithms import DPCSGP
 from dpcsgp.benchmarking.timing import Ratio, Times, compare, deciding_clock, measure
-from dpcsgp.benchmarking.workload import CLIP_NORM, NOISE, TINY, Workload
+from dpcsgp.benchmarking.workload import NOISE, TINY, Workload
 from dpcsgp.compression import parse_compressor
 from dpcsgp.graphs import directed_exponential
 from dpcsgp.network import Simulator

@@ -25,7 +25,8 @@ def main() -> None:
     die_with_parent()
     import dpcsgp.cli.worker  # noqa: F401  (what takes long, done once; no threads run yet, so forking is safe)
 
-    line = open(0, "rb", buffering=0, closefd=False).readline()  # unbuffered: what follows is read elsewhere
+    with open(0, "rb", buffering=0, closefd=False) as file:  # unbuffered: what follows is read in `_serve`
+        line = file.readline()
     if not line:
         return
     order = json.loads(line)

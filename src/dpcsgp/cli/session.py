@@ -22,6 +22,7 @@ from dpcsgp.compression import frames, parse_compressor
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator
+from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.results import ResultsFolder
 
 
@@ -80,7 +81,20 @@ def open_config(config_file: Path | None, settings: Sequence[str], out: Path | N
         raise ConfigError("--resume needs --out FOLDER: the results folder of the run to continue")
     if config_file is not None or settings:
         raise ConfigError("--resume takes its settings from the results folder; leave out the config file and --set")
-    return ResultsFolder.reopen(out)[1]
+    config = ResultsFolder.reopen(out)[1]
+    refuse_changed_settings(out, config)
+    return config
+
+
+def refuse_changed_settings(out: Path, config: Config) -> None:
+    """Refuse to go on under other settings than those the ledgers were started with."""
+    started = {read_ledger(file).header.config for file in (out / "ledger").glob("node-*.jsonl")}
+    # Machines of one run may differ in a few local settings, and the folder holds rank 0's: one match is enough.
+    if started and config.fingerprint() not in started:
+        raise ConfigError(
+            f"--resume: {out / 'config.toml'} is not what this run was started with; restore it, or start a new run in "
+            "another --out folder (both ledgers then count: `dpcsgp account FIRST SECOND`)"
+        )
 
 
 def check_quickly(config: Config, out: Path | None, resume: bool) -> None:

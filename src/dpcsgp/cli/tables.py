@@ -60,7 +60,9 @@ def comparison_table(summaries: list[dict[str, Any]]) -> Table:
 
 
 def _method(config: Config) -> str:
-    compression = f", compression {config.compression.spec}" if config.algorithm.name in (*COMPRESSED, "dp-block") else ""
+    compression = (
+        f", compression {config.compression.spec}" if config.algorithm.name in (*COMPRESSED, "dp-block") else ""
+    )
     return f"{config.algorithm.name}, {config.algorithm.steps} steps{compression}"
 
 

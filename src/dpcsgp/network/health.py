@@ -144,7 +144,7 @@ class Health:
         except RuntimeError as error:  # of the store; errors of this package are no RuntimeErrors
             self.raise_if_failed()
             raise SilentPeerError(
-                "the store of the run has gone silent: the launcher or the machine of rank 0 ended; continue with --resume"
+                "the store of the run went silent: the launcher or the machine of rank 0 ended; continue with --resume"
             ) from error
         finally:
             self._deadline, self.waiting_for = None, -1
@@ -160,7 +160,10 @@ class Health:
             self.cause = known_cause(self._store) or self._investigate(waited_for)
         except RuntimeError:
             name = label(self.nodes_of_rank[waited_for], waited_for)
-            return SilentPeerError(f"{name} went silent, and the store of the run cannot be reached either")
+            return SilentPeerError(
+                f"the store of the run went silent together with {name}: the launcher or the machine of rank 0 ended; "
+                "continue with --resume"
+            )
         return SilentPeerError(self.cause.text)
 
     def _investigate(self, waited_for: int) -> Cause:
@@ -206,5 +209,7 @@ class Health:
                 self._end(self.cause.text)
             elif now > deadline:
                 rank = max(self.waiting_for, 0)
-                name = label(self.nodes_of_rank[rank], rank)
-                self._end(f"{name} went silent: no answer within {self.timeout:g} s, and the store does not answer")
+                self._end(
+                    f"the store of the run went silent: no answer from it or from {label(self.nodes_of_rank[rank], rank)} "
+                    f"within {self.timeout:g} s; look at the machine that serves it (rank 0's), then continue with --resume"
+                )

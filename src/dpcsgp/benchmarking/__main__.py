@@ -1,0 +1,27 @@
+"""One measurement in a process of its own, so that its peak memory is its own; prints one line of JSON.
+
+    python -m dpcsgp.benchmarking scale 100 5 full
+    python -m dpcsgp.benchmarking memory resnet18 ours
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from dpcsgp.benchmarking.peak import measure_gradient_memory
+from dpcsgp.benchmarking.scale import run_size
+
+
+def main(kind: str, *arguments: str) -> None:
+    """Measure and print."""
+    if kind == "scale":
+        num_nodes, steps, size = arguments
+        found = run_size(int(num_nodes), int(steps), quick=size == "quick")
+    else:
+        found = measure_gradient_memory(*arguments)
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
