@@ -64,7 +64,9 @@ def test_help_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["run", "launch", "demo", "doctor", "plan", "account", "audit", "report", "data", "benchmark"])
+@pytest.mark.parametrize(
+    "name", ["run", "launch", "demo", "doctor", "plan", "account", "audit", "report", "data", "benchmark"]
+)
 def test_every_command_has_help_with_an_example(name: str) -> None:
     done = dpcsgp(name, "--help")
     assert done.returncode == 0

@@ -54,11 +54,11 @@ def test_the_defining_inequalities_hold(name: str, mixing_rate: float) -> None:
     assert constants.stationary.sum() == pytest.approx(1.0)
     power, smallest = identity, np.inf
     for k in range(60):
-        for order, decay, constant in (
-            (2, constants.decay_spectral, constants.constant_spectral),
-            ("fro", constants.decay_frobenius, constants.constant_frobenius),
+        for norm, decay, constant in (
+            (np.linalg.norm(power - limit, 2), constants.decay_spectral, constants.constant_spectral),
+            (np.linalg.norm(power - limit), constants.decay_frobenius, constants.constant_frobenius),
         ):
-            assert np.linalg.norm(power - limit, order) <= constant * decay**k * (1 + 1e-6) + 1e-12
+            assert norm <= constant * decay**k * (1 + 1e-6) + 1e-12
         power = weights @ power
         smallest = min(smallest, power.sum(axis=1).min())
     assert constants.smallest_mass == pytest.approx(smallest, rel=1e-6)

@@ -80,7 +80,7 @@ def test_a_bad_number_of_nodes_is_refused(name: str, num_nodes: object) -> None:
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
 def test_a_bad_probability_is_refused(probability: float) -> None:
-    with pytest.raises(TopologyError, match="graph.edge_probability"):
+    with pytest.raises(TopologyError, match=r"graph\.edge_probability"):
         random_digraph(5, probability, seed=0)
 
 

@@ -1,7 +1,7 @@
 """One measurement in a process of its own, so that its peak memory is its own; prints one line of JSON.
 
-    python -m dpcsgp.benchmarking scale 100 5 full
-    python -m dpcsgp.benchmarking memory resnet18 ours
+python -m dpcsgp.benchmarking scale 100 5 full
+python -m dpcsgp.benchmarking memory resnet18 ours
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ Legend: E examples.
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
@@ -38,12 +39,14 @@ def private_gradient(mode: str, module: nn.Module, batch_size: int, clip_norm: f
         return _sampled(mode, model, batch_size, clip_norm, noise)
 
 
-def _sampled(mode: str, model: nn.Module, batch_size: int, clip_norm: float, noise: float) -> Gradient:
-    from opacus.grad_sample.utils import wrap_model
-    from opacus.optimizers import DPOptimizer
+def _opacus(module: str) -> Any:
+    """Import by name: a type checker must pass where the extra is not installed."""
+    return importlib.import_module(f"opacus.{module}")
 
-    wrapped: Any = wrap_model(model, mode, batch_first=True, loss_reduction="mean")
-    optimizer = DPOptimizer(
+
+def _sampled(mode: str, model: nn.Module, batch_size: int, clip_norm: float, noise: float) -> Gradient:
+    wrapped: Any = _opacus("grad_sample.utils").wrap_model(model, mode, batch_first=True, loss_reduction="mean")
+    optimizer = _opacus("optimizers").DPOptimizer(
         torch.optim.SGD(wrapped.parameters(), lr=0.1),
         noise_multiplier=noise,
         max_grad_norm=clip_norm,
@@ -55,20 +58,17 @@ def _sampled(mode: str, model: nn.Module, batch_size: int, clip_norm: float, noi
 
 
 def _ghost(model: nn.Module, batch_size: int, clip_norm: float, noise: float) -> Gradient:
-    from opacus.grad_sample import GradSampleModuleFastGradientClipping
-    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-
-    wrapped = GradSampleModuleFastGradientClipping(
+    wrapped = _opacus("grad_sample").GradSampleModuleFastGradientClipping(
         model, batch_first=True, loss_reduction="mean", max_grad_norm=clip_norm, use_ghost_clipping=True
     )
-    optimizer = DPOptimizerFastGradientClipping(
+    optimizer = _opacus("optimizers.optimizer_fast_gradient_clipping").DPOptimizerFastGradientClipping(
         torch.optim.SGD(wrapped.parameters(), lr=0.1),
         noise_multiplier=noise,
         max_grad_norm=clip_norm,
         expected_batch_size=batch_size,
     )
-    criterion: Any = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
+    loss = _opacus("utils.fast_gradient_clipping_utils").DPLossFastGradientClipping
+    criterion: Any = loss(wrapped, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
 
     return lambda inputs, targets: _once(optimizer, criterion, wrapped, inputs, targets)
 

@@ -18,7 +18,9 @@ def peak_bytes() -> int:
 
 def in_own_process(*arguments: str) -> dict[str, float]:
     """Run `python -m dpcsgp.benchmarking arguments` and return the JSON object that it prints last."""
-    done = subprocess.run([sys.executable, "-m", "dpcsgp.benchmarking", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "dpcsgp.benchmarking", *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise DpcsgpError(f"benchmark {' '.join(arguments)}: its process ended with {done.returncode}: {lines[-1]}")

@@ -31,8 +31,8 @@ from dpcsgp.randomness import PrivateRandomness
 
 SENSITIVITY_SLACK: Final = 2.0**-10
 _LOW_53_BITS: Final = (1 << 53) - 1
-# Pairs per block: all scratch (176 KB) stays in the second-level cache, and torch stays in this thread.
-_CHUNK: Final = 1 << 13
+# Pairs per block: scratch of half a megabyte, reused from block to block, and torch stays in this thread.
+_CHUNK: Final = 1 << 14
 
 
 def grid_size(clip_norm: float, dim: int) -> float:
@@ -49,12 +49,12 @@ def add_noise(
     scale = noise_multiplier * clip_norm * (1 + SENSITIVITY_SLACK)
     sums = sum_D.detach().cpu().numpy()
     released = np.empty(dim, dtype=np.float32)
-    scratch = np.empty(_CHUNK, dtype=np.float64)
+    exact = 2.0**-100 < grid < 2.0**100  # then dividing by a power of two and rounding are exact in float32 too
+    scratch = np.empty(_CHUNK, dtype=np.float32 if exact else np.float64)
     for part, noise in _rounded_parts(dim, scale / grid, random, step, row):
-        total = np.multiply(sums[part], 1 / grid, out=scratch[: len(noise)], dtype=np.float64)
-        np.rint(total, out=total)
-        total += noise
-        np.multiply(total, grid, out=released[part], casting="same_kind")
+        whole = np.multiply(sums[part], 1 / grid, out=scratch[: len(noise)], dtype=scratch.dtype)
+        noise += np.rint(whole, out=whole)
+        np.multiply(noise, grid, out=released[part], casting="same_kind")
     return torch.from_numpy(released).to(sum_D.device)
 
 
