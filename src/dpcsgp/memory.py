@@ -12,7 +12,7 @@ import ctypes
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_KEPT = 2**29
+_KEPT = 2**29  # larger ones still go back: keeping all took 8.1 GB instead of 6.9 with a thousand nodes
 
 
 def keep_freed_memory() -> bool:

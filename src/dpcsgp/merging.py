@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
 
 from dpcsgp.assembly import Blueprint
 from dpcsgp.files import write_atomically
@@ -25,6 +24,8 @@ from dpcsgp.results import ResultsFolder, releases, summarise
 from dpcsgp.training import Progress, Run
 
 _FINAL = ("_node_mean", "_node_min", "_average_model")
+_NOT_SHOWN = ("x_hat_ND", "pull_ND")  # parts of a state that neither the models nor their average depend on
+_MOST_BYTES = 10**9
 
 
 @dataclass(frozen=True)
@@ -55,47 +56,96 @@ class SharedFolder:
         (self.path / f".rank-{self.rank}.{self.start}").unlink(missing_ok=True)
 
 
-def part_file(part: int, num_parts: int) -> str:
-    """Return the name of the file with one process's final state."""
-    return f"state.part-{part}-of-{num_parts}.safetensors"
+@dataclass(frozen=True)
+class StateFiles:
+    """States of one process at its evaluations and at the end, for whoever averages the models of all processes."""
+
+    path: Path
+    part: int
+    num_parts: int
+    every_row: bool = True  # False: only the last row gets to know the average model
+
+    @classmethod
+    def of(cls, folder: Path, part: int, num_parts: int, blueprint: Blueprint) -> StateFiles:
+        """Keep the state at every evaluation if those of all nodes fit into a gigabyte."""
+        config = blueprint.config
+        evaluations = 1 + config.algorithm.steps // (config.run.evaluate_every or config.algorithm.steps)
+        fits = evaluations * 4 * blueprint.dim * blueprint.topology.num_nodes <= _MOST_BYTES
+        return cls(folder / "checkpoint", part, num_parts, fits)
+
+    def name(self, moment: int | str, part: int) -> Path:
+        """Return the file of a step (or "final") and part."""
+        return self.path / f"state-{moment}.part-{part}-of-{self.num_parts}.safetensors"
+
+    def keep(self, moment: int | str, state: Any) -> None:
+        """Write what the models and their average follow from."""
+        if not self.every_row and moment != "final":
+            return
+        fields = {name: value for name, value in state._asdict().items() if "_N" in name and name not in _NOT_SHOWN}
+        tensors = {name: value.cpu().contiguous() for name, value in fields.items()}
+        write_atomically(self.name(moment, self.part), save(tensors))
+
+    def joined(self, moment: int | str, ranks: Sequence[int], template: Any) -> Any:
+        """Return the state of these ranks' nodes together, otherwise like the template; None if a part is missing."""
+        files = [self.name(moment, rank) for rank in ranks]
+        if not all(file.exists() for file in files):
+            return None
+        loaded = [load_file(file) for file in files]
+        tensors = {name: torch.cat([part[name] for part in loaded]) for name in loaded[0]}
+        return template._replace(**tensors)
+
+    def forget(self, ranks: Sequence[int], moment: str = "*") -> None:
+        """Remove the files of a moment, of all by default."""
+        for rank in ranks:
+            for file in self.path.glob(self.name(moment, rank).name):
+                file.unlink(missing_ok=True)
 
 
-def write_part(
-    folder: ResultsFolder, blueprint: Blueprint, run: Run, progress: Progress, part: int, num_parts: int
-) -> dict[str, Any]:
+def write_part(blueprint: Blueprint, run: Run, progress: Progress, states: StateFiles) -> dict[str, Any]:
     """Write this process's final state beside its snapshots; return its rows and summary for merging."""
-    fields = progress.state._asdict()
-    tensors = {name: value.cpu().contiguous() for name, value in fields.items() if isinstance(value, Tensor)}
-    write_atomically(folder.path / "checkpoint" / part_file(part, num_parts), save(tensors))
+    states.keep("final", progress.state)
     summary = summarise(blueprint, run.recorder.rows[-1], progress, releases(run), run.private.reproducible)
     return {"rows": plain(run.recorder.rows), "summary": plain(summary)}
 
 
 def merge_parts(
-    folder: ResultsFolder, run: Run, progress: Progress, parts: Sequence[Mapping[str, Any]], ranks: Sequence[int]
+    folder: ResultsFolder,
+    run: Run,
+    progress: Progress,
+    parts: Sequence[Mapping[str, Any]],
+    states: StateFiles,
+    ranks: Sequence[int],
 ) -> dict[str, Any]:
     """Write `metrics.jsonl`, `model.safetensors` and `summary.json` as one process would have; return the summary.
 
     `ranks` are those whose states are in this folder.
     """
     rows = [merge_rows(same) for same in zip(*(part["rows"] for part in parts), strict=True)]
-    files = [folder.path / "checkpoint" / part_file(rank, len(parts)) for rank in ranks]
-    state = _joined_state(progress, files)
-    models_ND = run.algorithm.model(state)
+    final = states.joined("final", ranks, progress.state)
+    models_ND = run.algorithm.model(final)
     if len(ranks) == len(parts):
-        average_D = run.algorithm.average(state)
-        folder.write_model(average_D, models_ND)
-        for name, values in run.task.evaluate(average_D[None]).items():
-            rows[-1][f"{name}_average_model"] = float(values[0])
-        rows[-1]["disagreement"] = float((models_ND - models_ND.mean(0)).pow_(2).sum(1).mean().sqrt())
+        folder.write_model(run.algorithm.average(final), models_ND)
+        for row in rows[:-1]:
+            _add_average(row, run, states.joined(row["step"], ranks, progress.state))
+        _add_average(rows[-1], run, final)
     else:  # nobody has all models, so nobody can average them
         write_atomically(folder.path / "model.safetensors", save({"node_models": models_ND.contiguous()}))
     summary = merge_summaries(parts, rows[-1])
     write_atomically(folder.path / "metrics.jsonl", "".join(json.dumps(plain(row)) + "\n" for row in rows).encode())
     write_json(folder.path / "summary.json", summary)
-    for file in files:
-        file.unlink()
+    # A run that was interrupted will be asked for its earlier rows again.
+    states.forget(ranks, "final" if progress.stopped_because.startswith("interrupted") else "*")
     return summary
+
+
+def _add_average(row: dict[str, Any], run: Run, state: Any) -> None:
+    """Add what only somebody with all models can tell: the average model's score, and the disagreement."""
+    if state is None:
+        return
+    models_ND = run.algorithm.model(state)
+    for name, values in run.task.evaluate(run.algorithm.average(state)[None]).items():
+        row[f"{name}_average_model"] = float(values[0])
+    row["disagreement"] = float((models_ND - models_ND.mean(0)).pow_(2).sum(1).mean().sqrt())
 
 
 def merge_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -132,11 +182,3 @@ def merge_summaries(parts: Sequence[Mapping[str, Any]], last_row: Mapping[str, A
         "processes": len(parts),
         "bytes_between_processes": sum(part["bytes_between_processes"] for part in parts),
     }
-
-
-def _joined_state(progress: Progress, files: Sequence[Path]) -> Any:
-    loaded = [load_file(file) for file in files]
-    tensors = {
-        name: torch.cat([part[name] for part in loaded]) if "_N" in name else value for name, value in loaded[0].items()
-    }
-    return type(progress.state)(**tensors, step=progress.state.step, round=progress.state.round)

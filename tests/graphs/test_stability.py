@@ -160,6 +160,13 @@ def test_stable_exactly_when_the_radius_is_below_one(name: str, law: tuple[float
     assert math.isfinite(gossip.disagreement) == gossip.is_stable
 
 
+@pytest.mark.parametrize("num_nodes", [64, 200])
+def test_a_slow_graph_is_still_stable(num_nodes: int) -> None:
+    gossip = GossipMoments(directed_ring(num_nodes), 0.1, 0.09, 0.05)
+    assert gossip.is_stable
+    assert gossip.linear_radius <= gossip.radius < 1.0
+
+
 def simulated_disagreement(topology: Topology, moments: Moments, rate: float, rounds: int = 400) -> float:
     """Return the mean square of z - z_bar of masked gossip under unit noise, averaged over late rounds."""
     generator = np.random.default_rng(0)

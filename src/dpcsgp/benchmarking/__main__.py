@@ -11,10 +11,12 @@ import sys
 
 from dpcsgp.benchmarking.peak import measure_gradient_memory
 from dpcsgp.benchmarking.scale import run_size
+from dpcsgp.memory import keep_freed_memory
 
 
 def main(kind: str, *arguments: str) -> None:
-    """Measure and print."""
+    """Measure and print, with memory handled as the command line does."""
+    keep_freed_memory()
     if kind == "scale":
         num_nodes, steps, size = arguments
         found = run_size(int(num_nodes), int(steps), quick=size == "quick")

@@ -11,6 +11,7 @@ import typer
 
 from dpcsgp.cli import account, audit, benchmark, data, demo, doctor, launch, plan, report, run
 from dpcsgp.errors import DpcsgpError
+from dpcsgp.memory import keep_freed_memory
 
 cli = typer.Typer(
     name="dpcsgp",
@@ -33,6 +34,7 @@ cli.add_typer(data.app, name="data")
 
 def app() -> None:
     """Run the command line; errors of ours become one line on stderr."""
+    keep_freed_memory()
     try:
         cli()
     except DpcsgpError as error:

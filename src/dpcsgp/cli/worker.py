@@ -24,7 +24,7 @@ from dpcsgp.cli.watching import Publisher, progress_line
 from dpcsgp.compression import frames
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError, DivergenceError, DpcsgpError
-from dpcsgp.merging import SharedFolder, merge_parts, merge_rows, merge_summaries, write_part
+from dpcsgp.merging import SharedFolder, StateFiles, merge_parts, merge_rows, merge_summaries, write_part
 from dpcsgp.network.handshake import shake_hands
 from dpcsgp.network.health import Health, announce, end_process, label, take_leave
 from dpcsgp.network.torch_distributed import Place, TorchDistributed, leave_group, spread
@@ -129,12 +129,16 @@ def _session(party: Party, out: Path, resume: bool, allow_divergence: bool, wrap
     run = _with_parts(run, folder, party.place, pace.snapshots_to_keep(config.run.checkpoint_every))
     snapshot = load_snapshot(run) if resume else None
     network.agree("ready", True, START_SECONDS)
-    progress = _train(party, run, pace, snapshot)
-    part = write_part(folder, blueprint, run, progress, rank, world_size)
+    states = StateFiles.of(folder.path, rank, world_size, blueprint)
+    if snapshot is None:
+        start_ND = run.anchor_D.expand(len(network.nodes), -1)
+        states.keep(0, run.algorithm.init(start_ND, run.anchor_D))
+    progress = _train(party, run, pace, states, snapshot)
+    part = write_part(blueprint, run, progress, states)
     parts = network.agree("results", part | {"bytes_between_processes": network.bytes_to_processes})
     sharers = shared.ranks
     if rank == sharers[0]:
-        summary = merge_parts(folder, run, progress, parts, sharers)
+        summary = merge_parts(folder, run, progress, parts, states, sharers)
     else:
         summary = merge_summaries(parts, merge_rows([part["rows"][-1] for part in parts]))
     network.agree("merged", True)
@@ -200,7 +204,7 @@ def _with_parts(run: training.Run, folder: ResultsFolder, place: Place, snapshot
     )
 
 
-def _train(party: Party, run: training.Run, pace: Pace, snapshot: Any) -> training.Progress:
+def _train(party: Party, run: training.Run, pace: Pace, states: StateFiles, snapshot: Any) -> training.Progress:
     place, health, console = party.place, party.health, party.console
     publish = Publisher(party.store, place.rank, run)
     with (
@@ -218,7 +222,10 @@ def _train(party: Party, run: training.Run, pace: Pace, snapshot: Any) -> traini
             with health.limit():
                 if publish(progress) and not console.quiet:
                     show()
-            pace.meet(run.network, progress.state.step)
+            step = progress.state.step
+            if run.recorder.rows[-1]["step"] == step and not progress.rounds_polished:
+                states.keep(step, progress.state)
+            pace.meet(run.network, step)
 
         progress = training.train(run, watch, should_stop, snapshot)
     if progress.stopped_because.startswith("diverged"):

@@ -23,7 +23,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.sparse.linalg import eigs
 
 from dpcsgp.errors import ConfigError
@@ -164,16 +163,15 @@ class GossipMoments:
         return self.noise * _perron_root(self._energy(self._recursion.noise_to_error, level))
 
     def _noisy_radius(self) -> float:
-        """Solve log(spectral radius of K(level)) = 0 for log(level), above the pole of K at the decay without noise."""
-        floor = float(np.log(max(self.linear_radius**2, self.noise * _perron_root(self._first_noise_to_error**2))))
+        """Find the level at which the spectral radius of K is 1, above the pole of K at the decay without noise."""
+        floor = max(self.linear_radius**2, self.noise * _perron_root(self._first_noise_to_error**2))
         exact = self.topology.num_nodes <= _EXACT_NODES and modal_energies(self.topology) is not None
         energy = self._slow_energy if exact else self._energy
 
-        def log_gain(log_level: float) -> float:
-            kernel = energy(self._recursion.noise_to_error, float(np.exp(log_level)))
-            return float(np.log(self.noise * _perron_root(kernel)))
+        def loop_gain(level: float) -> float:
+            return self.noise * _perron_root(energy(self._recursion.noise_to_error, level))
 
-        return float(np.exp(0.5 * _falling_root(log_gain, floor, 1e-7 if exact else 4e-4)))
+        return float(np.sqrt(_level_of_unit_gain(loop_gain, floor, 1e-9 if exact else 1e-4)))
 
     @property
     def _first_noise_to_error(self) -> np.ndarray:
@@ -182,26 +180,25 @@ class GossipMoments:
         return self.mixing_rate * (self.topology.weights - identity_NN) - identity_NN
 
 
-def _falling_root(function: Callable[[float], float], floor: float, tolerance: float) -> float:
-    """Return the root above `floor`, where there may be a pole, of a function that falls by at least one per unit.
+def _level_of_unit_gain(gain: Callable[[float], float], floor: float, tolerance: float) -> float:
+    """Return the level above `floor` at which a falling gain is 1.
 
-    The value at a point thus bounds the way to the root. Near the pole the function is slow to compute: go there last.
+    1 / gain is 0 at the pole and nearly straight above it, so secants meet 1 in a few steps. level * gain falls too,
+    which bounds the answer from above. Where the pole is so weak that no secant finds it, the bracket closes on it.
     """
-    low, high = floor, 0.0 if floor < 0.0 else floor + 0.02
-    value = function(high)
-    if value > 0.0:
-        low, high = high, high + value + tolerance
-    else:
-        while (low := max(floor, high + value)) < high - tolerance:
-            probe = low if low > floor else floor + 0.25 * (high - floor)
-            value = function(probe)
-            if value > 0.0:
-                low = probe
-                break
-            high = probe
-        else:
-            return low
-    return float(brentq(function, low, high, xtol=tolerance))  # pyright: ignore[reportArgumentType]
+    low, high, level, last = floor, np.inf, 1.0 if floor < 1.0 else 1.02 * floor, (floor, -1.0)
+    for _ in range(100):
+        found = gain(level)
+        value = 1.0 / found - 1.0
+        low, high = (low, level) if value >= 0.0 else (level, min(high, level * found))
+        slope = (value - last[1]) / (level - last[0])
+        guess = level - value / slope if slope > 0.0 else low
+        if not low < guess < high:
+            guess = low + 0.1 * (high - low)
+        if min(abs(guess - level), high - low) <= tolerance * level:
+            return guess
+        level, last = guess, (level, value)
+    return level
 
 
 def _perron_root(matrix: Any) -> float:
