@@ -51,6 +51,12 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         CheckpointFolder(tmp_path, "other").load(10)
 
 
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    CheckpointFolder(tmp_path, "run", config="a").save(10, TENSORS, {})
+    with pytest.raises(CheckpointError, match="other settings"):
+        CheckpointFolder(tmp_path, "run", config="b").load(10)
+
+
 def test_a_step_counts_only_when_all_parts_are_there(tmp_path: Path) -> None:
     parts = [CheckpointFolder(tmp_path, "run", part, 2) for part in range(2)]
     for step in (10, 20):

@@ -273,7 +273,7 @@ def assemble(
         epsilon_spent=lambda: [composed_epsilon(ledger.releases(n), d) for n, d in zip(nodes, deltas, strict=True)],
         anchor_D=blueprint.anchor_D,
         attempt=ledger.next_attempt(),
-        checkpoints=CheckpointFolder(out / "checkpoint", run_id, part, num_parts),
+        checkpoints=CheckpointFolder(out / "checkpoint", run_id, part, num_parts, config=config.fingerprint()),
         hosts_all=num_parts == 1,
     )
 

@@ -44,11 +44,13 @@ class CheckpointFolder:
     part: int = 0
     num_parts: int = 1
     keep: int = 2
+    config: str = ""  # fingerprint of the settings: a run goes on under the settings it began with
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a snapshot; an error or a crash leaves the previous ones whole."""
         body = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-        head = {"format": FORMAT, "run_id": self.run_id, "step": step, "meta": dict(meta), "checksum": _checksum(body)}
+        head = {"format": FORMAT, "run_id": self.run_id, "config": self.config, "step": step}
+        head |= {"meta": dict(meta), "checksum": _checksum(body)}
         text = json.dumps(head, indent=1)
         head["self"] = _checksum(text.encode())
         try:
@@ -99,6 +101,8 @@ class CheckpointFolder:
             raise CheckpointError(f"{path.name} does not match its checksum")
         if head["format"] != FORMAT:
             raise CheckpointError(f"{path.name} has format {head['format']}, this version reads {FORMAT}")
+        if head.get("config") != self.config:
+            raise CheckpointError(f"{path.name} was written under other settings; restore the run's config.toml")
         if head["run_id"] != self.run_id or head["step"] != step:
             raise CheckpointError(f"{path.name} belongs to another run or step")
         try:

@@ -31,7 +31,10 @@ class Recorder:
         """Go on after a resume: keep the rows up to this step, drop what the lost steps wrote."""
         if self._path is None or not self._path.exists():
             return
-        self.rows = [row for row in read_rows(self._path) if row["step"] <= step and not row.get("final")]
+        try:
+            self.rows = [row for row in read_rows(self._path) if row["step"] <= step and not row.get("final")]
+        except (KeyError, TypeError, AttributeError):
+            raise DataError(f"{self._path} holds a row without a step; the results folder is damaged") from None
         write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -44,12 +47,12 @@ class Recorder:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read `metrics.jsonl`; a torn last line (a crash while writing) is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             if number < len(lines):
                 raise DataError(f"{path}, line {number} is not JSON; the results folder is damaged") from None
     return rows

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpcsgp.checkpoint import CheckpointFolder
+from dpcsgp.config import load_config
 from dpcsgp.privacy.ledger import read_ledger
 
 DIGITS = [
@@ -71,7 +72,8 @@ def test_a_disk_that_fills_during_a_resume_leaves_the_checkpoint_and_the_ledger_
     assert {path.name: path.read_bytes() for path in (out / "checkpoint").iterdir()} == before
     assert read_ledger(out / "ledger" / "node-0000.jsonl").continues(ledger.head, ledger.count)
     run_id = json.loads((out / "environment.json").read_text())["run_id"]
-    assert CheckpointFolder(out / "checkpoint", run_id).whole_steps() == [6]
+    fingerprint = load_config(out / "config.toml").fingerprint()
+    assert CheckpointFolder(out / "checkpoint", run_id, config=fingerprint).whole_steps() == [6]
 
 
 @pytest.mark.slow

@@ -30,10 +30,11 @@ def launch(
         dpcsgp launch configs/demo.toml --processes 2 --out runs/two
         dpcsgp launch --resume --out runs/two
 
-    For several machines, start this line on each of them (rank 0 on the first address):
+    For several machines, start this line on each of them, with RANK = 0 on the one at ADDRESS and eth0 the interface
+    that reaches the others (docs/multi-machine.md has more):
 
-        torchrun --nnodes 3 --nproc-per-node 1 --node-rank RANK --master-addr ADDRESS --master-port 29500 \\
-            -m dpcsgp run configs/demo.toml --out runs/three
+        GLOO_SOCKET_IFNAME=eth0 torchrun --nnodes 3 --nproc-per-node 1 --node-rank RANK --master-addr ADDRESS \\
+            --master-port 29500 -m dpcsgp run configs/demo.toml --set graph.num_nodes=3 --out runs/three
     """
     from dpcsgp.cli.launcher import launch_session
 

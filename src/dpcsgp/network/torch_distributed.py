@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,9 +72,11 @@ class Place:
         return dist.PrefixStore(f"dpcsgp/{self.attempt}", store)
 
 
-def serve_store(port: int = 0) -> dist.TCPStore:
-    """Serve a store from this process (the launcher's), on a free port if none is given."""
-    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+def serve_store() -> dist.TCPStore:
+    """Serve a store from this process (the launcher's) on a free port that only this machine can reach."""
+    listener = socket.create_server(("127.0.0.1", 0))  # the store's own listener would be open to every interface
+    port = listener.getsockname()[1]
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def spread(num_nodes: int, world_size: int) -> list[tuple[int, ...]]:
