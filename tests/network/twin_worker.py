@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -27,7 +28,7 @@ def irregular() -> Topology:
 
 def gradients(step: int, nodes: tuple[int, ...]) -> torch.Tensor:
     rows = [numpy_generator(step * 100 + node, "gradient").normal(size=DIM) for node in nodes]
-    return torch.tensor(rows, dtype=torch.float32)
+    return torch.tensor(np.stack(rows), dtype=torch.float32)
 
 
 class Recorded:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 # The control trains without messages; alone, a node's noise is not averaged away and wants a smaller step.
-LOCAL = ["algorithm.name=local", "algorithm.learning_rate=1.0", "algorithm.polish_rounds=0"]
+LOCAL = ["algorithm.name=local", "algorithm.learning_rate=2.0", "algorithm.polish_rounds=0"]
 
 
 def demo(
