@@ -9,8 +9,8 @@ interface. Needs Linux, root and iproute2; all traffic stays inside the namespac
 What the counters hold beside the frames, per host and direction (MTU 1500, Ethernet header included, no offloading):
 
     every segment   66 bytes of headers (Ethernet 14, IPv4 20, TCP with time stamps 32) for at most 1448 bytes of data
-    every frame     48 bytes of gloo's own in front of it, and 48 bytes "ready to receive" that come back in a segment of
-                    their own (measured: 90 bytes a frame in both directions together, so the latter is not always sent)
+    every frame     48 bytes of gloo's own in front of it, and a notice of 48 bytes back in a segment of its own (a model:
+                    measured were 90 bytes a frame, both directions together)
     acknowledgement 66 bytes for every second segment received
 
 Start-up, heartbeats, progress and the closing results travel too; they do not grow with the messages and are not

@@ -162,3 +162,18 @@ def test_bad_settings_are_refused_before_any_process_starts(tmp_path: Path) -> N
     output = finish(start("launch", *settings(*LONG), "--processes", "5", "--out", str(tmp_path / "run")), 2)
     assert "world size 5: the graph has 3 nodes" in output
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.stress
+@pytest.mark.mnist
+def test_the_demo_with_ten_processes_reaches_the_demos_accuracy(tmp_path: Path) -> None:
+    for command in ("run", "launch"):
+        finish(start(command, *settings("privacy.seed=1"), "--out", str(tmp_path / command)), 0, 800)
+    sim, real = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "launch"))
+    print(
+        f"seconds per step: simulator {sim['seconds'] / sim['steps']:.3f}, 10 processes {real['seconds_per_step']:.3f}"
+    )
+    assert real["processes"] == 10
+    assert real["accuracy_node_mean"] > 0.87
+    assert abs(real["accuracy_node_mean"] - sim["accuracy_node_mean"]) < 0.005
+    assert real["bytes_sent_per_node"] == sim["bytes_sent_per_node"]

@@ -37,6 +37,8 @@ class Tampering:
     def _spoil(self, frames_NB: torch.Tensor) -> torch.Tensor:
         if self._fault == "corrupt":
             frames_NB[:, frames_NB.shape[1] // 2] ^= 4
+        if self._fault == "truncate":
+            frames_NB[:, -8:] = 0  # what a receiver finds in its buffer after a message that was too short
         if self._fault == "replay":
             assert self._last is not None
             return self._last

@@ -63,6 +63,7 @@ def test_without_the_process_that_serves_the_store_all_others_end_in_time(
     [
         ("corrupt", False, "frame from sender 1 at step 5: checksum does not match"),
         ("corrupt", True, "frame from sender 1 at step 5: keyed tag does not match"),
+        ("truncate", False, "frame from sender 1 at step 5: checksum does not match"),
         ("replay", True, "frame from sender 1 at step 5: carries step 4: replayed or late"),
     ],
 )
