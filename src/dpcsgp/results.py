@@ -132,5 +132,6 @@ def summarise(
         "bytes_sent_per_node": max(row["bytes_sent_nodes"]),
         "bits_paper": blueprint.paper_bits(state.round - polished, polished),
         "seconds": row["seconds"],
+        "seconds_per_step": row["seconds"] / max(state.step, 1),
         "stopped_because": progress.stopped_because,
     }
