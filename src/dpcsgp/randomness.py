@@ -8,7 +8,7 @@ Two kinds of randomness never touch each other:
 
 Both are AES-256 in counter mode: a byte depends on (key, purpose, step, node) alone, so resuming needs no generator
 state, and any receiver can rebuild the public stream of any sender. AES-CTR is a cryptographic generator and, with the
-processor's AES instructions, also the fastest source of bytes at hand (several times faster than Philox).
+processor's AES instructions, also a fast one.
 
 Legend: N rows, one per node in `nodes`.
 """

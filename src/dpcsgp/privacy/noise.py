@@ -11,8 +11,8 @@ chosen so small that this is at most 2^-11 of the clip norm, another 2^-11 is ke
 float32 sum itself, and `scale` is raised by both, so the stated noise multiplier holds for the rounded mechanism.
 
 The Gaussian values come from the Box-Muller transform of 53-bit radii (values reach 8.6 standard deviations; the mass
-beyond is below 1e-17 per coordinate) and 32-bit angles: tens of thousands of bit patterns lead to every grid point in
-reach, none to a gap.
+beyond is below 1e-17 per coordinate) and 32-bit angles: many more bit patterns than grid points, so that gaps are not to
+be expected; that every grid point is reached was not proved.
 
 Legend: D coordinates.
 """
