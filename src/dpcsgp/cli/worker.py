@@ -228,6 +228,9 @@ def _train(party: Party, run: training.Run, pace: Pace, states: StateFiles, snap
             pace.meet(run.network, step)
 
         progress = training.train(run, watch, should_stop, snapshot)
-    if progress.stopped_because.startswith("diverged"):
-        raise DivergenceError(progress.stopped_because)
+        if progress.stopped_because.startswith("diverged"):
+            raise DivergenceError(progress.stopped_because)
+        run.network.agree("trained", True)  # the last line shows the slowest process: it must have told its last step
+        if not console.quiet:
+            show()
     return progress

@@ -175,6 +175,8 @@ class Health:
         while rank not in silent | seen and after[rank][1] >= 0:
             seen.add(rank)
             rank = after[rank][1]
+        if rank not in silent and silent:  # whoever has not said yet for whom it waits breaks the chain
+            rank = min(silent)
         name, seconds = label(self.nodes_of_rank[rank], rank), f"{self.timeout:g} s"
         if rank in silent:
             text = f"{name} went silent: no sign of life within {seconds}; restart it and continue with --resume"

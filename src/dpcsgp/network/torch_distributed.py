@@ -199,7 +199,7 @@ class TorchDistributed:
         if not operations:
             return
         with self._health.limit() as give_up_at:
-            peer = peers[0]
+            peer = self._health.waiting_for = peers[0]  # starting to send to a dead peer fails at once, too
             try:
                 works = dist.batch_isend_irecv(list(operations))
                 for work, peer in zip(works, peers, strict=False):  # NCCL returns one work for all
