@@ -16,12 +16,12 @@ from torch import Tensor
 
 from dpcsgp import training
 from dpcsgp.assembly import assemble, design, load_data
-from dpcsgp.cli.session import load_snapshot
 from dpcsgp.compression import frames
 from dpcsgp.config import load_config
 from dpcsgp.graphs import Topology
 from dpcsgp.network import Simulator
 from dpcsgp.results import ResultsFolder
+from dpcsgp.simulation import load_snapshot
 
 
 class Wiretap(Simulator):

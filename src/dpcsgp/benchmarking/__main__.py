@@ -2,6 +2,7 @@
 
 python -m dpcsgp.benchmarking scale 100 5 full
 python -m dpcsgp.benchmarking memory resnet18 ours
+python -m dpcsgp.benchmarking opacus resnet18 ghost
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import json
 import sys
 
 from dpcsgp.benchmarking.peak import measure_gradient_memory
+from dpcsgp.benchmarking.peers import serve
 from dpcsgp.benchmarking.scale import run_size
 from dpcsgp.memory import keep_freed_memory
 
 
 def main(kind: str, *arguments: str) -> None:
-    """Measure and print, with memory handled as the command line does."""
+    """Measure and print, with memory handled as the command line does; peers get the system's defaults."""
+    if kind == "opacus":
+        serve(*arguments)
+        return
     keep_freed_memory()
     if kind == "scale":
         num_nodes, steps, size = arguments

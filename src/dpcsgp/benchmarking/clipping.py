@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
 from dpcsgp.benchmarking import opacus_modes
 from dpcsgp.benchmarking.peak import gradient_memory
+from dpcsgp.benchmarking.peers import Peer
 from dpcsgp.benchmarking.timing import Clock, Ratio, Times, compare, deciding_clock, measure
-from dpcsgp.benchmarking.workload import RESNET18, TINY, TWO_LAYERS, Workload
+from dpcsgp.benchmarking.workload import RESNET18, TINY, TWO_LAYERS, WORKLOADS, Workload
+from dpcsgp.errors import DpcsgpError
 
 OURS: Final = "private gradient"
 TORCH_NOISE: Final = "private gradient, torch noise"
@@ -51,23 +54,27 @@ def _against_opacus(
     """Compare with every mode that works here; the best one is marked and held to its limit."""
     if not opacus_modes.is_installed():
         return []
-    ways: dict[str, Callable[[], object]] = {OURS: work.private(secure=True)}
-    for mode, name in MODES.items():
-        try:
-            way = work.opacus(mode)
-            way()
-        except Exception:  # a mode that does not run beside this torch is left out, whatever it raises
-            continue
-        ways[name] = way
-    ways[OURS]()
-    times = measure(ways, rounds, warm_up=0)  # all have been called once already
+    name = next(name for name, each in WORKLOADS.items() if each is work)
+    with ExitStack() as stack:
+        ways: dict[str, Callable[[], object]] = {
+            OURS: work.private(secure=True),
+            TORCH_NOISE: work.private(secure=False),
+        }
+        for mode, label in MODES.items():
+            peer = stack.enter_context(Peer(name, mode))
+            try:
+                peer()
+            except DpcsgpError:  # a mode that does not run beside this torch is left out
+                continue
+            ways[label] = peer
+        times = measure(ways, rounds)
     return _ranked(times, clock, note, best_limit, default_limit)
 
 
 def _ranked(
     times: dict[str, Times], clock: Clock, note: str, best_limit: float, default_limit: float | None
 ) -> list[Ratio]:
-    peers = [name for name in times if name != OURS]
+    peers = [name for name in times if name not in (OURS, TORCH_NOISE)]
     best = min(peers, key=lambda name: times[name].median(clock), default=None)
     default = MODES[opacus_modes.DEFAULT]
     ratios = []
@@ -76,6 +83,8 @@ def _ranked(
         if name == default and default_limit is not None:
             ratio = replace(ratio, limit=default_limit, note=f"{note}; its default")
         if name == best:
+            alike = compare("clipping", times, TORCH_NOISE, name, clock=clock, at_least=True, note=note)
+            ratios.append(replace(alike, note=f"{note}; like for like: the peer's noise is torch's too"))
             ratio = replace(ratio, limit=max(best_limit, ratio.limit or 0.0), note=f"{ratio.note}; its best mode here")
         ratios.append(ratio)
     return ratios

@@ -65,6 +65,8 @@ def _print(outcome: Outcome, figure: Path | None) -> None:
     from rich.console import Console
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=150)  # into a file: no line is broken
     console.print(_ratio_table(outcome.ratios))
     if outcome.scale:
         console.print(_scale_table(outcome))

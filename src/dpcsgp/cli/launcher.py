@@ -17,13 +17,14 @@ from rich.console import Console
 
 from dpcsgp.assembly import build_topology, design, load_data
 from dpcsgp.cli.children import Child, Nursery, cores_per_process, nursery
-from dpcsgp.cli.session import check_quickly, downloads, new_folder, open_config, previous_processes
+from dpcsgp.cli.session import check_quickly, downloads, new_folder, open_config
 from dpcsgp.cli.tables import outcome_table, plan_table
 from dpcsgp.cli.watching import progress_line
 from dpcsgp.config import Config
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.network.health import Store, announce, known_cause, label
 from dpcsgp.network.torch_distributed import Place, serve_store, spread
+from dpcsgp.simulation import previous_processes
 
 _POLL_SECONDS = 0.1
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from dpcsgp import training
 from dpcsgp.assembly import Blueprint
-from dpcsgp.cli.session import StopSignal
 from dpcsgp.network.health import Store, read
 from dpcsgp.network.torch_distributed import largest_lead
+from dpcsgp.simulation import StopSignal
 
 MEETING_STEPS = 10
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from dpcsgp import training
-from dpcsgp.assembly import assemble, build_topology, design, load_data
-from dpcsgp.checkpoint import Snapshot
+from dpcsgp.assembly import build_topology, design, load_data
 from dpcsgp.cli.tables import outcome_table, plan_table
-from dpcsgp.compression import frames, parse_compressor
+from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import ConfigError
-from dpcsgp.network import Simulator
 from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.results import ResultsFolder
+from dpcsgp.simulation import StopSignal, simulate
 
 
 def run_session(
@@ -45,32 +43,15 @@ def run_session(
     blueprint = design(config, data.facts, allow_divergence or resume)
     console.print(plan_table(blueprint))
     folder = ResultsFolder.reopen(out)[0] if out and resume else ResultsFolder.create(out or new_folder(config), config)
-    key = frames.load_key(Path(config.network.key_file)) if config.network.key_file else None
-    run = assemble(blueprint, data, Simulator(blueprint.topology, key), folder.path, folder.run_id)
-    snapshot = load_snapshot(run) if resume else None
-    with StopSignal(console) as stop, watching(console, run) as watch:
-        progress = training.train(run, watch, stop.is_set, snapshot)
-    summary = folder.finish(blueprint, run, progress)
+    with StopSignal(console.print) as stop:
+        outcome = simulate(
+            blueprint, data, folder, resume=resume, watching=partial(watching, console), should_stop=stop.is_set
+        )
+    summary = outcome.summary
     page = write_report([folder.path])
     console.print(outcome_table(summary))
     console.print(f"results: {folder.path}    page: {page}", highlight=False, soft_wrap=True)
     return summary
-
-
-def load_snapshot(run: training.Run) -> Snapshot | None:
-    """Return the newest snapshot that all processes of the run have whole."""
-    assert run.checkpoints is not None
-    previous, now = previous_processes(run.checkpoints.path), run.checkpoints.num_parts
-    if previous and now not in previous:
-        number = max(previous)
-        command = "dpcsgp run --resume" if number == 1 else f"dpcsgp launch --resume --processes {number}"
-        raise ConfigError(f"--resume: this run was made by {number} processes, not {now}; continue it with `{command}`")
-    return run.checkpoints.load_common(run.network.agree("whole checkpoints", run.checkpoints.whole_steps()))
-
-
-def previous_processes(checkpoints: Path) -> set[int]:
-    """Return how many processes wrote the snapshots in a folder (empty: there are none)."""
-    return {int(path.stem.rpartition("-of-")[2]) for path in checkpoints.glob("step-*.part-*-of-*.json")}
 
 
 def open_config(config_file: Path | None, settings: Sequence[str], out: Path | None, resume: bool) -> Config:
@@ -111,34 +92,6 @@ def new_folder(config: Config) -> Path:
     """Return a fresh name under runs/."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{config.task.name}-{config.algorithm.name}-{stamp}"
-
-
-class StopSignal:
-    """Turns Ctrl-C and SIGTERM into "finish this step, then save"; a second one stops at once."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._asked = False
-        self._previous: dict[int, Any] = {}
-
-    def is_set(self, step: int) -> bool:
-        """Say whether a stop was asked for."""
-        return self._asked
-
-    def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-        self._console.print("stopping after this step; once more to stop at once", style="yellow")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from dpcsgp import training
 from dpcsgp.assembly import Blueprint, assemble, build_topology, design, load_data
 from dpcsgp.cli.children import PARENT, cores_per_process, die_with_parent
 from dpcsgp.cli.pacing import AgreedStop, Pace
-from dpcsgp.cli.session import StopSignal, load_snapshot, open_config
+from dpcsgp.cli.session import open_config
 from dpcsgp.cli.tables import outcome_table, plan_table
 from dpcsgp.cli.watching import Publisher, progress_line
 from dpcsgp.compression import frames
@@ -30,6 +30,7 @@ from dpcsgp.network.health import Health, announce, end_process, label, take_lea
 from dpcsgp.network.torch_distributed import Place, TorchDistributed, leave_group, spread
 from dpcsgp.recording import Recorder
 from dpcsgp.results import ResultsFolder
+from dpcsgp.simulation import StopSignal, load_snapshot
 
 START_SECONDS = 120.0  # processes may take this long to start, one after the other, on a busy machine
 # Settings that may differ between the machines of one run without changing what is computed.
@@ -208,7 +209,7 @@ def _train(party: Party, run: training.Run, pace: Pace, states: StateFiles, snap
     place, health, console = party.place, party.health, party.console
     publish = Publisher(party.store, place.rank, run)
     with (
-        StopSignal(console) as stop,
+        StopSignal(console.print) as stop,
         progress_line(console, party.config, party.store, place.world_size) as show,
     ):
         agreed = AgreedStop(party.store, stop, pace)
