@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from dpcsgp.cli import account, audit, benchmark, data, demo, doctor, launch, plan, report, run
+from dpcsgp.cli import account, audit, benchmark, data, demo, doctor, launch, plan, report, reproduce, run
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.memory import keep_freed_memory
 
@@ -29,6 +29,7 @@ cli.command("account")(account.account)
 cli.command("audit")(audit.audit)
 cli.command("report")(report.report)
 cli.command("benchmark")(benchmark.benchmark)
+cli.command("reproduce")(reproduce.reproduce)
 cli.add_typer(data.app, name="data")
 
 

@@ -1,0 +1,32 @@
+"""The paper's figures and ours, as grids of runs; `dpcsgp reproduce NAME` makes each again."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dpcsgp.reproduction.block import block
+from dpcsgp.reproduction.desk import Desk
+from dpcsgp.reproduction.features import features
+from dpcsgp.reproduction.frontier import frontier
+from dpcsgp.reproduction.paper_figures import fig1, fig2, fig3, fig4
+from dpcsgp.reproduction.privacy_rule import privacy
+from dpcsgp.reproduction.rotation import rotation
+from dpcsgp.reproduction.scaling import scaling
+from dpcsgp.reproduction.skew import skew
+from dpcsgp.reproduction.stability import stability
+
+EXPERIMENTS: dict[str, Callable[[Desk], list[Path]]] = {
+    "fig1": fig1,
+    "fig2": fig2,
+    "fig3": fig3,
+    "fig4": fig4,
+    "privacy": privacy,
+    "stability": stability,
+    "frontier": frontier,
+    "skew": skew,
+    "scaling": scaling,
+    "block": block,
+    "rotation": rotation,
+    "features": features,
+}
+
+__all__ = ["EXPERIMENTS", "Desk"]
