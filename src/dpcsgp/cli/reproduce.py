@@ -28,12 +28,14 @@ def reproduce(
 
     What is already done is skipped, so an interrupted command goes on where it stopped.
     """
+    import torch
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from dpcsgp.errors import ConfigError
     from dpcsgp.reproduction import EXPERIMENTS, Desk
 
+    torch.set_num_threads(1)  # what is computed here is small, and two threads may fight for a busy machine
     console = Console()
     if name == "list":
         for key, experiment in EXPERIMENTS.items():

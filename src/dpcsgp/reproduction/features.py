@@ -34,8 +34,8 @@ def _mnist(epsilon: float) -> list[Cell]:
     small = 1 if epsilon >= 0.5 else 0.5  # more noise wants a smaller step
     settings = {
         ("pixels, 784-128-10", TOGETHER): (*base,),
-        ("dct:8, 64-48-10", TOGETHER): (
-            *base, "task.features=dct:8", "task.model=mlp:48", "algorithm.steps=43", f"algorithm.learning_rate={10 * small:g}",
+        ("dct:8, 64-56-10", TOGETHER): (
+            *base, "task.features=dct:8", "task.model=mlp:56", "algorithm.steps=38", f"algorithm.learning_rate={12 * small:g}",
             "algorithm.polish_rounds=2",
         ),
         ("hog:12, linear", TOGETHER): (*hog, "algorithm.steps=40", f"algorithm.learning_rate={10 * small:g}"),
@@ -56,15 +56,15 @@ def _mnist(epsilon: float) -> list[Cell]:
 
 def _cifar() -> list[Cell]:
     base = (
-        "task.name=cifar10", "task.features=hog:8", "task.model=logistic", "privacy.epsilon=3", "algorithm.steps=60",
-        "privacy.expected_batch_size=2500",
+        "task.name=cifar10", "task.features=hog:12", "task.model=logistic", "privacy.epsilon=3", "algorithm.steps=100",
+        "privacy.expected_batch_size=5000", "run.evaluate_every=25",
     )  # fmt: skip
     settings = {
-        TOGETHER: (*base, "algorithm.learning_rate=5"),
+        TOGETHER: (*base, "algorithm.learning_rate=10"),
         ALONE: (*base, "algorithm.name=local", "algorithm.learning_rate=5", "algorithm.polish_rounds=0"),
-        CENTRAL: (*base, "algorithm.name=dp-sgd", "privacy.expected_batch_size=25000", "algorithm.learning_rate=5"),
+        CENTRAL: (*base, "algorithm.name=dp-sgd", "privacy.expected_batch_size=50000", "algorithm.learning_rate=10"),
     }
     return [
-        cell(*values, task="CIFAR-10, ε = 3", inputs="hog:8, linear", method=f"hog:8, linear: {method}")
+        cell(*values, task="CIFAR-10, ε = 3", inputs="hog:12, linear", method=f"hog:12, linear: {method}")
         for method, values in settings.items()
     ]

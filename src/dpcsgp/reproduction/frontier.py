@@ -19,7 +19,7 @@ from dpcsgp.reproduction.paper_figures import LOCAL
 
 PLAIN, FREE = "plain 784-128-10", "free choice"
 HOG = ("task.model=logistic", "privacy.expected_batch_size=6000")
-DCT = ("task.features=dct:8", "task.model=mlp:48")
+DCT = ("task.features=dct:8", "task.model=mlp:56")
 
 
 def frontier(desk: Desk) -> list[Path]:
@@ -63,13 +63,17 @@ def _cells(quick: bool) -> list[Cell]:
         "rand:0.1, 30 steps": (*_steps(30, 6), "compression.spec=rand:0.1"),
         "block of a tenth, 30 steps": (*_steps(30, 6), "algorithm.name=dp-block"),
         "rot:1 every 3rd step, 30 steps": (*_steps(30, 6), "algorithm.gossip_every=3"),
-        "alone, then 3 rounds of rot:4": (*_steps(30, 2), "algorithm.gossip_every=31", "compression.spec=rot:4"),
+        "alone, then 3 rounds of rot:4": (
+            *_steps(30, 2),
+            "algorithm.name=local-then-average",
+            "compression.spec=rot:4",
+        ),
     }
     free: dict[str, tuple[str, ...]] = {
-        "dct:8, 64-48-10, rot:1, 43 steps": (*DCT, *_steps(43, 10), "algorithm.polish_rounds=2"),
+        "dct:8, 64-56-10, rot:1, 38 steps": (*DCT, *_steps(38, 12), "algorithm.polish_rounds=2"),
         "hog:12, linear, no messages": (*HOG, *LOCAL, "task.features=hog:12", *_steps(20, 5), "algorithm.polish_rounds=0"),
         "hog:8, linear, alone, then 3 rounds of rot:3": (
-            *HOG, "task.features=hog:8", *_steps(20, 10), "algorithm.gossip_every=21", "compression.spec=rot:3",
+            *HOG, "task.features=hog:8", *_steps(20, 10), "algorithm.name=local-then-average", "compression.spec=rot:3",
         ),
         "hog:8, linear, rot:1, 20 steps": (*HOG, "task.features=hog:8", *_steps(20, 20)),
         "hog:12, linear, rot:1, 40 steps": (*HOG, "task.features=hog:12", *_steps(40, 10)),

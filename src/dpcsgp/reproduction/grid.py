@@ -143,7 +143,7 @@ def _data(config: Config) -> Any:
     """Load data once per process for all runs that deal the same examples to the same nodes."""
     relevant = config.model_copy(update={"privacy": Config().privacy, "compression": Config().compression})
     key = json.dumps([
-        config.task.model_dump(exclude={"model"}), config.graph.num_nodes, config.run.seed, config.run.device,
+        config.task.model_dump(exclude={"model"}), config.graph.num_nodes, config.run.seed, config.run.test_examples,
         config.algorithm.name == "dp-sgd",
     ])  # fmt: skip
     return _data_of(key, relevant.model_dump_json())

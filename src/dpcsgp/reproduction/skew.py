@@ -27,6 +27,7 @@ TOGETHER = (
 METHODS = {
     "local, no messages": (*LOCAL,),
     "DP-CSGP, 4 bits": (*TOGETHER, "compression.spec=rot:4"),
+    "DP-CSGP, 4 bits, by examples": (*TOGETHER, "compression.spec=rot:4", "algorithm.node_weights=examples"),
     "DP-CSGP, 1 bit": (*TOGETHER, "compression.spec=rot:1", "algorithm.polish_compression=rot:4"),
     "dp2sgd, exact": (*TOGETHER, "algorithm.name=dp2sgd"),
     "dp-sgd, all data": (*TOGETHER, "algorithm.name=dp-sgd"),
@@ -50,7 +51,9 @@ def skew(desk: Desk) -> list[Path]:
         "pieces per node, so that a node sees about two of the ten digits. Test accuracy on all ten.",
         markdown(rows, columns),
         "![node mean and worst node](figure.png)",
-        "`dp-sgd` holds all data in one place and is the same run in every row.",
+        "`dp-sgd` holds all data in one place and is the same run in every row. *By examples*: a node counts in proportion to its "
+        "declared number of examples (`algorithm.node_weights`). A Dirichlet split leaves some nodes with few examples, whose noise "
+        "then drowns everybody's gradient if all count equally.",
     )
     return [*files, page]
 

@@ -1,0 +1,47 @@
+"""One process of a run that writes down every frame before it is sent; started, and killed, by `test_kill_processes.py`.
+
+Arguments: results folder, file of the wiretap, "new" or "resume", then settings.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpcsgp.cli.worker import worker_command
+from dpcsgp.compression import frames
+from dpcsgp.network.torch_distributed import Place
+from dpcsgp.training import TrainingNetwork
+
+
+class Wiretap:
+    """A network around another one; the operating system has the line before the frame leaves the process."""
+
+    def __init__(self, network: TrainingNetwork, path: Path) -> None:
+        self._network = network
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open until the kill
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def exchange(self, frames_NB: Tensor) -> Tensor:
+        for frame_B in frames_NB.numpy():
+            fields = frames._HEADER.unpack_from(frame_B.data)
+            self._file.write(f"{fields[5]} {fields[4]}\n".encode())
+        time.sleep(0.01)  # so that a run lasts long enough to be hit
+        return self._network.exchange(frames_NB)
+
+
+def main(out: str, tap: str, mode: str, *settings: str) -> None:
+    place = Place.from_environment()
+    assert place is not None
+    given = () if mode == "resume" else settings
+    worker_command(place, None, given, Path(out), mode == "resume", False, lambda network: Wiretap(network, Path(tap)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
