@@ -9,6 +9,7 @@ of steps trade evenly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
@@ -30,6 +31,7 @@ COMPRESSORS: Final = (
     "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/64", "gsgd:8/512", "rand:0.5", "rand:0.1", "rand:0.02", "none",
 )  # fmt: skip
 BLOCKS: Final = (10, 30)
+SELDOM: Final = 3  # also try the two coarsest rotations with an exchange in every third step only
 POLISH_ROUNDS: Final = 3
 AS_GOOD: Final = 1.02  # shortfalls within this factor count as equal
 
@@ -81,7 +83,8 @@ class Row:
         """Return the way of exchanging in short."""
         settings = self.config.algorithm
         names = {"local": "local", "dp-block": f"block:{settings.num_blocks}"}
-        return names.get(settings.name, self.config.compression.spec)
+        seldom = f" /{settings.gossip_every}" if settings.gossip_every > 1 else ""
+        return names.get(settings.name, self.config.compression.spec) + seldom
 
 
 @final
@@ -221,17 +224,25 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
         *((f"{k} blocks", {"name": "dp-block", "num_blocks": k, "polish_rounds": k}, "none") for k in BLOCKS),
         ("local", {"name": "local", "polish_rounds": 0}, "none"),
     ]
+    exchanges += [
+        (
+            f"{spec}, every {SELDOM} steps",
+            {"name": "dp-csgp", "polish_rounds": POLISH_ROUNDS, "gossip_every": SELDOM},
+            spec,
+        )
+        for spec in COMPRESSORS[:2]
+    ]
     ways = []
     for label, algorithm, spec in exchanges:
         tell(f"timing one exchange: {label}")
         tried = changed(
             config,
             algorithm={
-                **algorithm,
-                "mixing_rate": "auto",
                 "gossip_every": 1,
+                "mixing_rate": "auto",
                 "polish_compression": "",
                 "steps": STEPS[0],
+                **algorithm,
             },
             compression={"spec": spec},
             privacy={"expected_batch_size": batch_size, "noise": "calibrated"},
@@ -258,7 +269,9 @@ def _gossip(blueprint: Blueprint) -> Gossip:
     assert blueprint.mixing_radius is not None
     compressor = parse_compressor(blueprint.config.compression.spec)
     spread = steady_state_disagreement(topology, compressor, blueprint.mixing_rate, blueprint.dim)
-    return Gossip(blueprint.mixing_radius, spread, topology.num_nodes)
+    # Between two exchanges the noise of k steps adds up, and a round is a k-th of a step's contraction.
+    every = settings.gossip_every
+    return Gossip(blueprint.mixing_radius ** (1 / every), spread * math.sqrt(every), topology.num_nodes)
 
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
