@@ -33,8 +33,8 @@ stress: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stress -s
 
 check: $(INSTALLED)
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 

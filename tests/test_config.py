@@ -36,6 +36,7 @@ def test_settings_beat_the_file(tmp_path: Path) -> None:
         ("algorithm.mixing_rate=1.5", ["algorithm.mixing_rate = 1.5", "'auto'"]),
         ("graph.name=ring", ["graph.name = 'ring'", "directed_ring"]),
         ("graph.name=edges", ["graph.edges_file"]),
+        ("task.augmentation_multiplicity=4", ["augmentation_multiplicity = 4", 'task.augmentation = "crop-flip"']),
         ("graph.num_nodes=0", ["graph.num_nodes = 0"]),
         ("privacy.epsilon=[1,2]", ["privacy.epsilon has 2 values", "one per node"]),
         ("algorithm.name=sgp", ["privacy.noise", "dp-sgp"]),

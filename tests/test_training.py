@@ -14,6 +14,7 @@ from torch import Tensor
 from dpcsgp import training
 from dpcsgp.assembly import Blueprint, Data, assemble, design, load_data
 from dpcsgp.config import Config, load_config
+from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator
 from dpcsgp.results import ResultsFolder
 
@@ -219,7 +220,7 @@ def test_nothing_unaccounted_is_recorded(tmp_path: Path) -> None:
     assert not [key for key in keys if any(word in key for word in forbidden)]
 
 
-@pytest.mark.parametrize("name", ["dp-block", "dp2sgd", "dp-sgp", "dp-sgd", "local"])
+@pytest.mark.parametrize("name", ["dp-block", "local-then-average", "dp2sgd", "dp-sgp", "dp-sgd", "local"])
 def test_all_private_methods_go_through_the_same_loop(tmp_path: Path, name: str) -> None:
     settings = [f"algorithm.name={name}", "compression.spec=none"]
     run, blueprint, folder = prepare(tmp_path / name, *settings)
@@ -228,6 +229,44 @@ def test_all_private_methods_go_through_the_same_loop(tmp_path: Path, name: str)
     assert summary["epsilon"] <= 4
     assert (summary["bytes_per_edge"] == 0) == (name in ("local", "dp-sgd")) or summary["num_nodes"] == 1
     assert summary["bytes_per_edge"] == blueprint.bytes_per_edge()
+
+
+def test_local_then_average_sends_nothing_before_the_polish_rounds(tmp_path: Path) -> None:
+    seeds = ("privacy.seed=5", "compression.spec=none")
+    alone, _, _ = prepare(tmp_path / "alone", *seeds, "algorithm.name=local", "algorithm.polish_rounds=0")
+    then, _, _ = prepare(tmp_path / "then", *seeds, "algorithm.name=local-then-average", "algorithm.polish_rounds=40")
+    model_ND = alone.algorithm.model(training.train(alone).state)
+    progress = training.train(then)
+    assert len(frames(then)) == 40  # the polish rounds, nothing before
+    averaged_ND = then.algorithm.model(progress.state)
+    assert torch.allclose(averaged_ND, model_ND.mean(0).expand_as(averaged_ND), atol=1e-4)
+
+
+def test_local_then_average_needs_polish_rounds() -> None:
+    with pytest.raises(ConfigError, match="polish_rounds = 0"):
+        load_config(None, ["algorithm.name=local-then-average", "algorithm.polish_rounds=0"])
+
+
+def test_the_last_iterates_are_averaged_before_the_polish_rounds(tmp_path: Path) -> None:
+    settings = ("privacy.seed=5", "algorithm.name=local", "algorithm.polish_rounds=0")
+    run, _, _ = prepare(tmp_path / "plain", *settings)
+    models: list[Tensor] = []
+    training.train(run, watch=lambda progress: models.append(run.algorithm.model(progress.state).clone()))
+    averaging, _, _ = prepare(tmp_path / "averaged", *settings, "algorithm.average_last=4")
+    progress = training.train(averaging)
+    expected_ND = torch.stack(models[-4:]).mean(0)
+    assert torch.allclose(averaging.algorithm.model(progress.state), expected_ND, atol=1e-6)
+    assert progress.state.step == 12
+
+
+def test_averaging_survives_an_interruption(tmp_path: Path) -> None:
+    settings = ("privacy.seed=5", "algorithm.average_last=6")
+    whole = training.train(prepare(tmp_path / "whole", *settings)[0])
+    run, _, _ = prepare(tmp_path / "cut", *settings)
+    training.train(run, should_stop=lambda step: step == 8)
+    run.ledger.close()
+    run, resumed = resume(tmp_path / "cut")
+    assert torch.equal(run.algorithm.model(whole.state), run.algorithm.model(resumed.state))
 
 
 def test_a_diverging_run_ends_with_what_it_has(tmp_path: Path) -> None:

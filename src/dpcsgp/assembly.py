@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from dpcsgp.algorithms import DPCSGP, DPSGD, SGP, Algorithm, ChocoSGD, DPBlock, 
 from dpcsgp.checkpoint import CheckpointFolder
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
-from dpcsgp.errors import UnstableError
+from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.graphs import Topology, best_mixing_rate, metropolis_weights, mixing_radius, require_stable
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import (
@@ -36,14 +36,24 @@ from dpcsgp.privacy import (
 from dpcsgp.privacy.models import check_model
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness, torch_seed
 from dpcsgp.recording import Recorder
-from dpcsgp.tasks import Classification, build_model, compute_features, load_dataset, parse_features, partition
+from dpcsgp.tasks import (
+    Augmentation,
+    Classification,
+    Task,
+    build_model,
+    check_augmentation,
+    compute_features,
+    load_dataset,
+    parse_features,
+    partition,
+)
 from dpcsgp.training import Run, TrainingNetwork
 from dpcsgp.training import Schedule as TrainingSchedule
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is public about the data: shapes, and each node's declared number of examples."""
+    """What is public about the data: shapes, and each node's declared number of examples (0 classes: own module)."""
 
     input_shape: tuple[int, ...]
     num_classes: int
@@ -90,6 +100,19 @@ class Blueprint:
         )
 
 
+class TaskData(Protocol):
+    """The data of a run: what is public about them, and the task of the nodes that a process hosts."""
+
+    @property
+    def facts(self) -> Facts:
+        """What everybody may know."""
+        ...
+
+    def task(self, module: nn.Module, nodes: Sequence[int]) -> Task:
+        """Return the task of these nodes for the run's module."""
+        ...
+
+
 @dataclass(frozen=True)
 class Data:
     """Inputs and labels of everybody, the hosted nodes' parts, and the public test set."""
@@ -99,6 +122,10 @@ class Data:
     parts: list[Tensor]
     test: tuple[Tensor, Tensor]
     facts: Facts
+
+    def task(self, module: nn.Module, nodes: Sequence[int]) -> Task:
+        """Return classification with each node's part of the data."""
+        return Classification.split(module, self.inputs, self.labels, [self.parts[node] for node in nodes], self.test)
 
 
 def build_topology(config: Config) -> Topology:
@@ -122,6 +149,7 @@ def build_topology(config: Config) -> Topology:
 
 def load_data(config: Config, progress: Any = None) -> Data:
     """Load, map to public features and split; `dp-sgd` gets everything in one place."""
+    refuse_own(config)
     features = parse_features(config.task.features)
     images = load_dataset(config.task.name, progress=progress)
     num_nodes = 1 if config.algorithm.name == "dp-sgd" else config.graph.num_nodes
@@ -131,16 +159,29 @@ def load_data(config: Config, progress: Any = None) -> Data:
     ]
     inputs, test_inputs = compute_features(images, features, progress=progress)
     facts = Facts(tuple(inputs.shape[1:]), images.num_classes, tuple(len(part) for part in parts))
-    return Data(inputs, images.train_labels, parts, (test_inputs, images.test_labels), facts)
+    looked_at = config.run.test_examples or len(test_inputs)
+    return Data(inputs, images.train_labels, parts, (test_inputs[:looked_at], images.test_labels[:looked_at]), facts)
 
 
-def design(config: Config, facts: Facts, allow_divergence: bool = False) -> Blueprint:
-    """Check everything that can be checked without data and return the parts."""
+def refuse_own(config: Config) -> None:
+    """Refuse settings whose model and data only a script knows."""
+    if config.task.name == "own":
+        raise ConfigError(
+            'task.name = "own": model and data of this run live in a Python script; run that script '
+            "(dpcsgp.train(..., resume=True) continues a run), or choose one of mnist, fashion_mnist, cifar10, digits"
+        )
+
+
+def design(config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None) -> Blueprint:
+    """Check everything that can be checked without data and return the parts; `module` is the user's own, if any."""
     topology = build_topology(config)
     compressor = parse_compressor(config.compression.spec)
     polish_compressor = parse_compressor(config.algorithm.polish_compression or config.compression.spec)
-    with torch_seed(config.run.seed, "initial model"):
-        module = build_model(config.task.model, facts.input_shape, facts.num_classes)
+    check_augmentation(config.task.augmentation, facts.input_shape)
+    if module is None:
+        refuse_own(config)
+        with torch_seed(config.run.seed, "initial model"):
+            module = build_model(config.task.model, facts.input_shape, facts.num_classes)
     check_model(module)
     anchor_D = ParameterLayout.of(module).flatten(module)
     rate, radius = _mixing(config, topology, compressor, anchor_D.numel(), allow_divergence)
@@ -180,7 +221,7 @@ def build_algorithm(config: Config, compressor: Compressor, mixing_rate: float |
     if settings.name == "dp-block":
         return DPBlock(rate, settings.num_blocks, settings.block_order, compressor)
     assert mixing_rate is not None
-    method = {"dp-csgp": DPCSGP, "choco-sgd": ChocoSGD}[settings.name]
+    method = {"dp-csgp": DPCSGP, "local-then-average": DPCSGP, "choco-sgd": ChocoSGD}[settings.name]
     return method(compressor, rate, mixing_rate)
 
 
@@ -232,7 +273,7 @@ def new_run_id() -> str:
 
 def assemble(
     blueprint: Blueprint,
-    data: Data,
+    data: TaskData,
     network: TrainingNetwork,
     out: Path,
     run_id: str,
@@ -243,10 +284,9 @@ def assemble(
     config, nodes = blueprint.config, network.nodes
     privacy = config.privacy
     mechanism = _hosted(blueprint.mechanism, nodes)
-    task = Classification.split(
-        blueprint.module, data.inputs, data.labels, [data.parts[node] for node in nodes], data.test
-    )
-    deltas = [per_node(privacy.delta, len(data.parts))[node] for node in nodes]
+    task = data.task(blueprint.module, nodes)
+    public = PublicRandomness(config.run.seed, nodes)
+    deltas = [per_node(privacy.delta, len(blueprint.facts.num_examples))[node] for node in nodes]
     private = PrivateRandomness.fresh(nodes) if privacy.seed is None else PrivateRandomness.seeded(privacy.seed, nodes)
     ledger = LedgerBook(
         out / "ledger",
@@ -259,14 +299,14 @@ def assemble(
     )
     return Run(
         task=task,
-        engine=clipping_engine(blueprint.module, task.loss),
+        engine=clipping_engine(blueprint.module, task.loss, config.task.augmentation_multiplicity),
         mechanism=mechanism,
         budget=_budget(config, mechanism, nodes, ledger, deltas),
         ledger=ledger,
         algorithm=blueprint.algorithm,
         polish=blueprint.polish,
         network=network,
-        public=PublicRandomness(config.run.seed, nodes),
+        public=public,
         private=private,
         recorder=Recorder(out, part, num_parts),
         schedule=_schedule(config),
@@ -275,7 +315,29 @@ def assemble(
         attempt=ledger.next_attempt(),
         checkpoints=CheckpointFolder(out / "checkpoint", run_id, part, num_parts, config=config.fingerprint()),
         hosts_all=num_parts == 1,
+        augment=_augmentation(config, mechanism.num_examples, public),
+        node_weights=node_weights(config, blueprint.facts.num_examples, nodes),
     )
+
+
+def _augmentation(
+    config: Config, num_examples: tuple[int, ...], public: PublicRandomness
+) -> Callable[[Tensor, Tensor, int], Tensor]:
+    if config.task.augmentation == "none":
+        return lambda inputs, indices_NE, step: inputs
+    return Augmentation(config.task.augmentation, config.task.augmentation_multiplicity, num_examples, public)
+
+
+def node_weights(config: Config, num_examples: Sequence[int], nodes: Sequence[int]) -> tuple[float, ...] | None:
+    """Return the hosted nodes' factors J_i / mean(J) for declared sizes J, or None where every node counts equally.
+
+    The average over all n nodes of J_i / mean(J) times g_i is sum_i J_i g_i / sum_i J_i: what one node with everybody's
+    examples would have. The sizes are declared and public, so nothing further is released; noise is scaled with them.
+    """
+    if config.algorithm.node_weights == "equal":
+        return None
+    mean = sum(num_examples) / len(num_examples)
+    return tuple(num_examples[node] / mean for node in nodes)
 
 
 def _hosted(mechanism: GaussianMechanism, nodes: Sequence[int]) -> GaussianMechanism:
@@ -315,4 +377,5 @@ def _schedule(config: Config) -> TrainingSchedule:
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,
         momentum=config.algorithm.momentum,
+        average_last=config.algorithm.average_last,
     )

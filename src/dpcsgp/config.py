@@ -19,11 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dpcsgp.errors import ConfigError
 
 Algorithms = Literal[
-    "dp-csgp", "dp-block", "dp2sgd", "dp-sgp", "sgp", "d-psgd", "choco-sgd", "dp-sgd", "local"
+    "dp-csgp", "dp-block", "local-then-average", "dp2sgd", "dp-sgp", "sgp", "d-psgd", "choco-sgd", "dp-sgd", "local"
 ]  # fmt: skip
 NOT_PRIVATE: tuple[str, ...] = ("sgp", "d-psgd", "choco-sgd")
 UNDIRECTED: tuple[str, ...] = ("dp2sgd", "d-psgd", "choco-sgd")
-COMPRESSED: tuple[str, ...] = ("dp-csgp", "choco-sgd")  # with error feedback, and so with a mixing rate
+COMPRESSED: tuple[str, ...] = (
+    "dp-csgp",
+    "local-then-average",
+    "choco-sgd",
+)  # with error feedback, and so with a mixing rate
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -39,10 +43,11 @@ class Section(BaseModel):
 class TaskConfig(Section):
     """What is learned, and who has which data."""
 
-    name: Literal["mnist", "fashion_mnist", "cifar10", "digits"] = "mnist"
+    name: Literal["mnist", "fashion_mnist", "cifar10", "digits", "own"] = "mnist"  # "own": written by `dpcsgp.train`
     model: str = "mlp:128"
     features: str = "standardize"
-    augmentation_multiplicity: Count = 1
+    augmentation: Literal["none", "crop", "flip", "crop-flip"] = "none"
+    augmentation_multiplicity: Count = 1  # random views of an example, over which its gradient is averaged
     partition: str = "iid"
 
 
@@ -79,6 +84,8 @@ class AlgorithmConfig(Section):
     block_order: Literal["round-robin", "random"] = "round-robin"
     polish_rounds: Annotated[int, Field(ge=0)] = 3
     polish_compression: str = ""
+    average_last: Annotated[int, Field(ge=0)] = 0  # steps whose models are averaged before polishing (0: none)
+    node_weights: Literal["equal", "examples"] = "equal"  # "equal" as in the paper; "examples": by declared sizes
 
 
 class CompressionConfig(Section):
@@ -113,6 +120,7 @@ class RunConfig(Section):
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     evaluate_every: Annotated[int, Field(ge=0)] = 5
+    test_examples: Annotated[int, Field(ge=0)] = 0  # only the first so many public test examples (0: all)
     checkpoint_every: Annotated[int, Field(ge=0)] = 10
     device: str = "cpu"
 
@@ -140,6 +148,21 @@ class Config(Section):
         if self.graph.name == "edges" and not self.graph.edges_file:
             raise ValueError(
                 'graph.edges_file is empty: graph.name = "edges" needs a file with one "sender receiver" per line'
+            )
+        if self.task.augmentation == "none" and self.task.augmentation_multiplicity > 1:
+            raise ValueError(
+                f"task.augmentation_multiplicity = {self.task.augmentation_multiplicity}: without augmentation all views "
+                'are the same; set task.augmentation = "crop-flip", or leave the multiplicity at 1'
+            )
+        if self.algorithm.name == "local-then-average" and not self.algorithm.polish_rounds:
+            raise ValueError(
+                'algorithm.polish_rounds = 0: algorithm.name = "local-then-average" sends its messages in the polish rounds; '
+                'give it 2 or more, or choose algorithm.name = "local"'
+            )
+        if self.algorithm.average_last > self.algorithm.steps:
+            raise ValueError(
+                f"algorithm.average_last = {self.algorithm.average_last}: there are only {self.algorithm.steps} steps; "
+                "choose at most that many"
             )
         if self.algorithm.name in NOT_PRIVATE and self.privacy.noise != "none":
             raise ValueError(
@@ -179,11 +202,31 @@ def load_config(path: Path | None = None, settings: Sequence[str] = ()) -> Confi
     return make_config(values)
 
 
+def change_config(config: Config, settings: Sequence[str] | Mapping[str, Any]) -> Config:
+    """Return the config with settings changed: `["section.key=value"]` or `{"section.key": value}`.
+
+    >>> change_config(Config(), {"privacy.epsilon": 2}).privacy.epsilon
+    2.0
+    """
+    values = config.model_dump(exclude_unset=True)
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            _put(values, name, list(value) if isinstance(value, tuple) else value, f"settings[{name!r}]")
+    else:
+        for setting in settings:
+            _apply(values, setting)
+    return make_config(values)
+
+
 def make_config(values: Mapping[str, Any]) -> Config:
     """Validate plain values; errors name the field, the value and the remedy."""
     _refuse_unknown_keys(values)
-    if values.get("algorithm", {}).get("name") == "dp-block":  # without error feedback, messages are exact unless asked
+    algorithm: Mapping[str, Any] = values.get("algorithm", {})
+    if algorithm.get("name") == "dp-block":  # without error feedback, messages are exact unless asked
         values = {**values, "compression": {"spec": "none", **values.get("compression", {})}}
+    if algorithm.get("name") == "local-then-average":  # nothing is sent before the polish rounds
+        steps = algorithm.get("steps", AlgorithmConfig().steps)
+        values = {**values, "algorithm": {**algorithm, "gossip_every": steps + 1 if isinstance(steps, int) else steps}}
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -200,13 +243,19 @@ def to_toml(config: Config) -> str:
 
 def _apply(values: dict[str, Any], setting: str) -> None:
     name, separator, text = setting.partition("=")
-    section, dot, key = name.strip().partition(".")
-    if not (separator and dot and section and key):
+    if not separator:
         raise ConfigError(f"--set {setting}: expected section.key=value, for example --set privacy.epsilon=1")
     try:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()  # a bare word is a string: --set task.name=digits
+    _put(values, name, value, f"--set {setting}")
+
+
+def _put(values: dict[str, Any], name: str, value: Any, given: str) -> None:
+    section, dot, key = name.strip().partition(".")
+    if not (dot and section and key):
+        raise ConfigError(f"{given}: expected section.key=value, for example --set privacy.epsilon=1")
     table = values.setdefault(section, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{section} = {table!r}: expected a table [{section}]")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from dpcsgp import training
-from dpcsgp.assembly import Blueprint, Data, assemble
+from dpcsgp.assembly import Blueprint, TaskData, assemble
 from dpcsgp.checkpoint import Snapshot
 from dpcsgp.compression import frames
 from dpcsgp.errors import ConfigError
@@ -33,21 +34,27 @@ Watching = Callable[[training.Run], AbstractContextManager[training.Watcher]]
 
 def simulate(
     blueprint: Blueprint,
-    data: Data,
+    data: TaskData,
     folder: ResultsFolder,
     *,
     resume: bool = False,
     watching: Watching = lambda run: nullcontext(lambda progress: None),
     should_stop: Callable[[int], bool] = lambda step: False,
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> Outcome:
     """Train all nodes in this process and write model and summary; `watching` shows the progress of the run."""
     key_file = blueprint.config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
     run = assemble(blueprint, data, Simulator(blueprint.topology, key), folder.path, folder.run_id)
-    snapshot = load_snapshot(run) if resume else None
-    with watching(run) as watch:
-        progress = training.train(run, watch, should_stop, snapshot)
-    return Outcome(folder.finish(blueprint, run, progress), run, progress)
+    run = replace(run, on_row=on_row)
+    try:
+        snapshot = load_snapshot(run) if resume else None
+        with watching(run) as watch:
+            progress = training.train(run, watch, should_stop, snapshot)
+        return Outcome(folder.finish(blueprint, run, progress), run, progress)
+    except BaseException:
+        run.ledger.close()  # so that this very process can resume
+        raise
 
 
 def load_snapshot(run: training.Run) -> Snapshot | None:
@@ -69,16 +76,21 @@ def previous_processes(checkpoints: Path) -> set[int]:
 class StopSignal:
     """Turns Ctrl-C and SIGTERM into "finish this step, then save"; a second one stops at once."""
 
-    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, say: Callable[[str], None] = lambda text: None, also: Callable[[int], bool] = lambda step: False
+    ) -> None:
         self._say = say
-        self._asked = False
+        self._also = also  # another reason to stop before a step
+        self.asked = False
         self._previous: dict[int, Any] = {}
 
     def is_set(self, step: int) -> bool:
         """Say whether a stop was asked for."""
-        return self._asked
+        return self.asked or self._also(step)
 
     def __enter__(self) -> StopSignal:
+        if threading.current_thread() is not threading.main_thread():
+            return self  # only the main thread gets signals
         for number in (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -88,7 +100,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+        if self.asked:
             raise KeyboardInterrupt
-        self._asked = True
+        self.asked = True
         self._say("stopping after this step; once more to stop at once")

@@ -51,6 +51,7 @@ class Schedule:
     evaluate_every: int = 10
     checkpoint_every: int = 0
     momentum: float = 0.0
+    average_last: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ class Run:
     attempt: int = 0
     checkpoints: CheckpointFolder | None = None
     hosts_all: bool = True
+    augment: Callable[[Tensor, Tensor, int], Tensor] = lambda inputs, indices_NE, step: inputs
+    node_weights: tuple[float, ...] | None = None  # of the hosted nodes; None: every node counts equally
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None  # sees every evaluation: public values only
 
 
 @dataclass
@@ -82,6 +86,7 @@ class Progress:
 
     state: Any
     velocity_ND: Tensor | None
+    tail_ND: Tensor | None = None  # running mean of the models of the last steps, where that is asked for
     rounds_polished: int = 0
     seconds: float = 0.0
     stopped_because: str = "completed"
@@ -113,11 +118,13 @@ def train(
                 progress.stopped_because = f"privacy budget spent at step {last_step} of {run.schedule.steps}"
                 break
             _iterate(run, progress)
+            _average(run, progress, min(run.schedule.steps, last_step))
             _after_step(run, progress)
             watch(progress)
         if run.checkpoints:
             save_checkpoint(run, progress)
         if not progress.stopped_because.startswith("interrupted"):
+            _take_average(run, progress)
             _polish(run, progress, watch)
     except DivergenceError as error:
         progress.stopped_because = f"diverged: {error}"
@@ -152,6 +159,7 @@ def private_gradients(run: Run, model_ND: Tensor, step: int) -> Tensor:
 
     def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
         inputs, targets = run.task.examples(indices_NE)
+        inputs = run.augment(inputs, indices_NE, step)  # per example and before clipping
         return run.engine.clipped_sum(model_ND, inputs, targets, present_NE, run.mechanism.clip_norm)
 
     for row in rows:
@@ -160,7 +168,29 @@ def private_gradients(run: Run, model_ND: Tensor, step: int) -> Tensor:
     run.ledger.record(
         step, run.attempt, {run.network.nodes[row]: run.mechanism.event(row) for row in rows if active[row]}
     )
-    return run.mechanism.release(clipped_sum, step, run.private, active)
+    grad_ND = run.mechanism.release(clipped_sum, step, run.private, active)
+    if run.node_weights is not None:  # public factors on what is private already
+        grad_ND.mul_(torch.tensor(run.node_weights, dtype=grad_ND.dtype, device=grad_ND.device)[:, None])
+    return grad_ND
+
+
+def _average(run: Run, progress: Progress, last_step: int) -> None:
+    """Keep the running mean of the models of the last `average_last` steps: post-processing, it costs no privacy."""
+    count = progress.state.step - (last_step - run.schedule.average_last)
+    if not run.schedule.average_last or count < 1:
+        return
+    models_ND = run.algorithm.model(progress.state)
+    if count == 1 or progress.tail_ND is None:
+        progress.tail_ND = models_ND.clone()
+    else:
+        progress.tail_ND = progress.tail_ND.lerp(models_ND, 1 / count)
+
+
+def _take_average(run: Run, progress: Progress) -> None:
+    """Go on from the averaged models, as if they were a start: the public copies begin at the anchor again."""
+    if progress.tail_ND is not None:
+        state = run.polish.init(progress.tail_ND, run.anchor_D)
+        progress.state = state._replace(step=progress.state.step, round=progress.state.round)
 
 
 def _polish(run: Run, progress: Progress, watch: Watcher) -> None:
@@ -189,7 +219,7 @@ def _start(run: Run, snapshot: Snapshot | None) -> Progress:
 def _restored(run: Run, snapshot: Snapshot) -> Progress:
     """Return the progress of a snapshot, or refuse one that another method, model or release wrote."""
     tensors = dict(snapshot.tensors)
-    velocity_ND = tensors.pop("velocity_ND", None)
+    velocity_ND, tail_ND = tensors.pop("velocity_ND", None), tensors.pop("tail_ND", None)
     start_ND = run.anchor_D.expand(len(run.network.nodes), -1)
     expected = run.algorithm.init(start_ND, run.anchor_D)._asdict()
     shapes = {name: value.shape for name, value in expected.items() if isinstance(value, Tensor)}
@@ -203,7 +233,7 @@ def _restored(run: Run, snapshot: Snapshot) -> Progress:
     template = type(run.algorithm.init(run.anchor_D[None], run.anchor_D))
     run.network.traffic.restore(**snapshot.meta["traffic"])
     state = template(**tensors, step=snapshot.step, round=snapshot.meta["round"])
-    return Progress(state, velocity_ND, seconds=snapshot.meta["seconds"])
+    return Progress(state, velocity_ND, tail_ND, seconds=snapshot.meta["seconds"])
 
 
 def _after_step(run: Run, progress: Progress) -> None:
@@ -223,6 +253,8 @@ def save_checkpoint(run: Run, progress: Progress) -> None:
     tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
     if progress.velocity_ND is not None:
         tensors["velocity_ND"] = progress.velocity_ND
+    if progress.tail_ND is not None:
+        tensors["tail_ND"] = progress.tail_ND
     meta = {
         "round": progress.state.round,
         "traffic": run.network.traffic.as_dict(),
@@ -261,6 +293,7 @@ def record(run: Run, progress: Progress, final: bool = False) -> None:
     if final:
         row["final"] = True
     run.recorder.write(row)
+    run.on_row(dict(row))
     warn_if_residual_grows(run.recorder.rows)
 
 

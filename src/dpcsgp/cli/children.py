@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from dpcsgp.orphans import die_with
+
 PARENT = "DPCSGP_PARENT"  # process id of the parent, in the environment of processes that must not outlive it
-_PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
     """Make the operating system kill this process when the one that started it for us (or a torchrun agent) has gone."""
     agent = "TORCHELASTIC_RUN_ID" in os.environ
     parent = int(os.environ.get(PARENT, "0")) or (os.getppid() if agent else 0)
-    if not parent:
-        return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    else:
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it went before the line above
-        os._exit(1)
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+    if parent:
+        die_with(parent)
 
 
 def cores_per_process(processes: int) -> int:

@@ -15,6 +15,7 @@ Examples:
     dpcsgp run my.toml --set privacy.epsilon=1 --out runs/first
     dpcsgp run --set task.name=digits --set graph.num_nodes=4    # needs no download
     dpcsgp run --resume --out runs/first                         # after Ctrl-C or a crash
+    dpcsgp run --tensorboard --out runs/first                    # then: tensorboard --logdir runs/first
 """
 
 
@@ -28,6 +29,9 @@ def run(
     allow_divergence: Annotated[
         bool, typer.Option("--allow-divergence", help="Run even if gossip is known to diverge.")
     ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard events into the results folder.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ) -> None:
     """Train privately over a graph of nodes, all simulated in this process.
@@ -39,7 +43,7 @@ def run(
 
     place = Place.from_environment()
     if place is None:
-        summary = run_session(config_file, settings or [], out, resume, allow_divergence, quiet=as_json)
+        summary = run_session(config_file, settings or [], out, resume, allow_divergence, as_json, tensorboard)
     else:
         from dpcsgp.cli.worker import worker_command
 

@@ -22,6 +22,7 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.results import ResultsFolder
 from dpcsgp.simulation import StopSignal, simulate
+from dpcsgp.tensorboard import tensorboard_log
 
 
 def run_session(
@@ -31,6 +32,7 @@ def run_session(
     resume: bool,
     allow_divergence: bool,
     quiet: bool = False,
+    tensorboard: bool = False,
 ) -> dict[str, Any]:
     """Train in the simulator and return the summary."""
     from dpcsgp.report import write_report  # brings matplotlib, which worker processes do without
@@ -43,10 +45,12 @@ def run_session(
     blueprint = design(config, data.facts, allow_divergence or resume)
     console.print(plan_table(blueprint))
     folder = ResultsFolder.reopen(out)[0] if out and resume else ResultsFolder.create(out or new_folder(config), config)
+    on_row = tensorboard_log(folder.path) if tensorboard else lambda row: None
     with StopSignal(console.print) as stop:
         outcome = simulate(
-            blueprint, data, folder, resume=resume, watching=partial(watching, console), should_stop=stop.is_set
-        )
+            blueprint, data, folder,
+            resume=resume, watching=partial(watching, console), should_stop=stop.is_set, on_row=on_row,
+        )  # fmt: skip
     summary = outcome.summary
     page = write_report([folder.path])
     console.print(outcome_table(summary))

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from dpcsgp import training
-from dpcsgp.assembly import Blueprint, assemble, build_topology, design, load_data
+from dpcsgp.assembly import Blueprint, TaskData, assemble, build_topology, design, load_data
 from dpcsgp.cli.children import PARENT, cores_per_process, die_with_parent
 from dpcsgp.cli.pacing import AgreedStop, Pace
 from dpcsgp.cli.session import open_config
@@ -30,13 +30,27 @@ from dpcsgp.network.health import Health, announce, end_process, label, take_lea
 from dpcsgp.network.torch_distributed import Place, TorchDistributed, leave_group, spread
 from dpcsgp.recording import Recorder
 from dpcsgp.results import ResultsFolder
-from dpcsgp.simulation import StopSignal, load_snapshot
+from dpcsgp.simulation import Outcome, StopSignal, load_snapshot
 
 START_SECONDS = 120.0  # processes may take this long to start, one after the other, on a busy machine
 # Settings that may differ between the machines of one run without changing what is computed.
 OWN_SETTINGS = ("network.key_file", "graph.edges_file", "run.device", "privacy.seed")
 
 Wrapper = Callable[[training.TrainingNetwork], training.TrainingNetwork]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a process has to train, and where it writes; `wrap` puts something around the network."""
+
+    open_config: Callable[[], Config]
+    prepare: Callable[[Config], tuple[Blueprint, TaskData]]
+    out: Path | None
+    resume: bool = False
+    wrap: Wrapper = lambda network: network
+    should_stop: Callable[[int], bool] = lambda step: False
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None
+    quiet: bool = False  # no tables and no page
 
 
 @dataclass(frozen=True)
@@ -47,11 +61,12 @@ class Party:
     store: Any
     health: Health
     config: Config
+    quiet: bool
 
     @property
     def console(self) -> Console:
         """Where rank 0 talks; the launcher talks for its workers."""
-        return Console(quiet=self.place.rank != 0 or PARENT in os.environ)
+        return Console(quiet=self.quiet or self.place.rank != 0 or PARENT in os.environ)
 
 
 def worker_session(
@@ -63,28 +78,38 @@ def worker_session(
     allow_divergence: bool,
     wrap: Wrapper = lambda network: network,
 ) -> dict[str, Any]:
-    """Train this process's nodes and return the summary of the run; what ends this process is told to the others.
+    """Train this process's nodes of a built-in task and return the summary of the run."""
 
-    `wrap` puts something around the network, for tracing and for tests with faults.
-    """
+    def prepare(config: Config) -> tuple[Blueprint, TaskData]:
+        data = load_data(config)
+        return design(config, data.facts, allow_divergence or resume), data
+
+    def settled() -> Config:
+        return open_config(config_file, settings, out, resume)
+
+    return take_part(place, Assignment(settled, prepare, out, resume, wrap)).summary
+
+
+def take_part(place: Place, assignment: Assignment) -> Outcome:
+    """Train this process's nodes; the summary is of the whole run. What ends this process is told to the others."""
     die_with_parent()
     torch.set_num_threads(cores_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", place.world_size))))
-    if out is None:
+    if assignment.out is None:
         raise ConfigError("--out FOLDER is needed when several processes write one results folder")
     store = place.open_store(START_SECONDS, hosting=place.hosts_store)
     name, linger = f"rank {place.rank}", 1.0
     try:
-        config = open_config(config_file, settings, out, resume)
+        config = assignment.open_config()
         timeout = config.network.timeout_seconds
         hosting = spread(build_topology(config).num_nodes, place.world_size)
         store.set_timeout(timedelta(seconds=timeout))
         health = Health(lambda: place.open_store(timeout), place.rank, hosting, timeout)
         name, linger = label(hosting[place.rank], place.rank), health.linger
-        summary = _session(Party(place, store, health, config), out, resume, allow_divergence, wrap)
+        outcome = _session(Party(place, store, health, config, assignment.quiet), assignment, assignment.out)
         health.stop()
         leave_group()
         take_leave(store, place.world_size, timeout if place.hosts_store else 0)
-        return summary
+        return outcome
     except BaseException as error:
         _tell_the_others(place, store, f"{name} gave up: {str(error) or type(error).__name__}", linger)
         raise
@@ -116,16 +141,17 @@ def _tell_the_others(place: Place, store: Any, cause: str, linger: float) -> Non
         pass  # the store has gone: everybody notices that without being told
 
 
-def _session(party: Party, out: Path, resume: bool, allow_divergence: bool, wrap: Wrapper) -> dict[str, Any]:
+def _session(party: Party, assignment: Assignment, out: Path) -> Outcome:
     """Meet the others, train, and put the results together."""
     config, rank, world_size = party.config, party.place.rank, party.place.world_size
-    data = load_data(config)
-    blueprint = design(config, data.facts, allow_divergence or resume)
+    resume = assignment.resume
+    blueprint, data = assignment.prepare(config)
     party.console.print(plan_table(blueprint))
     network = _meet(party, blueprint, resume)
     folder = _results_folder(network, rank, out, config, resume)
     shared = SharedFolder.join(folder.path, rank, network.agree("name of this start", os.urandom(8).hex())[0])
-    run = assemble(blueprint, data, wrap(network), folder.path, folder.run_id, rank, world_size)
+    run = assemble(blueprint, data, assignment.wrap(network), folder.path, folder.run_id, rank, world_size)
+    run = replace(run, on_row=assignment.on_row)
     pace = Pace.of(blueprint)
     run = _with_parts(run, folder, party.place, pace.snapshots_to_keep(config.run.checkpoint_every))
     snapshot = load_snapshot(run) if resume else None
@@ -134,7 +160,7 @@ def _session(party: Party, out: Path, resume: bool, allow_divergence: bool, wrap
     if snapshot is None:
         start_ND = run.anchor_D.expand(len(network.nodes), -1)
         states.keep(0, run.algorithm.init(start_ND, run.anchor_D))
-    progress = _train(party, run, pace, states, snapshot)
+    progress = _train(party, run, pace, states, snapshot, assignment.should_stop)
     part = write_part(blueprint, run, progress, states)
     parts = network.agree("results", part | {"bytes_between_processes": network.bytes_to_processes})
     sharers = shared.ranks
@@ -144,13 +170,13 @@ def _session(party: Party, out: Path, resume: bool, allow_divergence: bool, wrap
         summary = merge_summaries(parts, merge_rows([part["rows"][-1] for part in parts]))
     network.agree("merged", True)
     shared.leave()
-    if PARENT not in os.environ and rank == sharers[0]:
+    if not party.quiet and PARENT not in os.environ and rank == sharers[0]:
         from dpcsgp.report import write_report  # brings matplotlib, which most processes do without
 
         page = write_report([folder.path])
         party.console.print(outcome_table(summary))
         party.console.print(f"results: {folder.path}    page: {page}", highlight=False, soft_wrap=True)
-    return summary
+    return Outcome(summary, run, progress)
 
 
 def _meet(party: Party, blueprint: Blueprint, resume: bool) -> TorchDistributed:
@@ -172,11 +198,14 @@ def handshake_facts(blueprint: Blueprint, key: bytes | None, resume: bool) -> di
         for name, value in values.items()
     }
     key_check = hashlib.blake2b(b"dpcsgp handshake", key=key, digest_size=8).hexdigest() if key else "none"
+    initial = "initial model (build it after the same torch.manual_seed)"
     return {
         **{name: value for name, value in settings.items() if name not in OWN_SETTINGS},
         "graph": blueprint.topology.fingerprint,
         "mixing rate": f"{blueprint.mixing_rate or 0:.9g}",
-        "initial model": hashlib.blake2b(blueprint.anchor_D.numpy().tobytes(), digest_size=8).hexdigest(),
+        "initial model" if blueprint.facts.num_classes else initial: hashlib.blake2b(
+            blueprint.anchor_D.numpy().tobytes(), digest_size=8
+        ).hexdigest(),
         "input shape": list(blueprint.facts.input_shape),
         "examples per node": list(blueprint.facts.num_examples),
         "key in network.key_file": key_check,
@@ -205,11 +234,18 @@ def _with_parts(run: training.Run, folder: ResultsFolder, place: Place, snapshot
     )
 
 
-def _train(party: Party, run: training.Run, pace: Pace, states: StateFiles, snapshot: Any) -> training.Progress:
+def _train(
+    party: Party,
+    run: training.Run,
+    pace: Pace,
+    states: StateFiles,
+    snapshot: Any,
+    also_stop: Callable[[int], bool],
+) -> training.Progress:
     place, health, console = party.place, party.health, party.console
     publish = Publisher(party.store, place.rank, run)
     with (
-        StopSignal(console.print) as stop,
+        StopSignal(console.print, also_stop) as stop,
         progress_line(console, party.config, party.store, place.world_size) as show,
     ):
         agreed = AgreedStop(party.store, stop, pace)

@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from dpcsgp.assembly import Facts
+from dpcsgp.assembly import Facts, refuse_own
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
 from dpcsgp.tasks import parse_features
 from dpcsgp.tasks.catalogue import PUBLISHED
 
-DIGITS_SHAPE: Final = (
-    1500,
-    1,
-    8,
-    8,
-)  # training images of `digits`, which is inside scikit-learn and needs no catalogue
+DIGITS_SHAPE: Final = (1500, 1, 8, 8)  # training images of `digits`, inside scikit-learn: no catalogue
 DIGITS_CLASSES: Final = 10
 
 
@@ -29,6 +24,7 @@ def declared_facts(config: Config, num_examples: int | None = None) -> Facts:
     >>> declared_facts(Config()).num_examples[:2]
     (6000, 6000)
     """
+    refuse_own(config)
     name = config.task.name
     if name == "digits":
         (total, *image), classes = DIGITS_SHAPE, DIGITS_CLASSES

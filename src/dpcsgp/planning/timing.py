@@ -124,6 +124,7 @@ def _time_release(run: training.Run, model_ND: Tensor, batch_size: int) -> float
 
     def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
         inputs, targets = release.task.examples(indices_NE % _POOL)
+        inputs = release.augment(inputs, indices_NE % _POOL, 0)
         return release.engine.clipped_sum(model_ND, inputs, targets, present_NE, mechanism.clip_norm)
 
     return _time(lambda: mechanism.release(clipped_sum, 0, release.private, [True] * num_nodes), repeats=2)

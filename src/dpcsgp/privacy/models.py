@@ -2,7 +2,7 @@
 
 Per-example clipping bounds an example's influence only if every example has a gradient of its own: layers that mix
 examples or keep statistics of the data are refused, with a replacement that works. `check_model` looks at the layers;
-the two probes run the model on random inputs, never on private data.
+the probes run the model on random inputs, never on private data.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from dpcsgp.errors import ModelError
+from dpcsgp.privacy.layerwise import check_losses
 from dpcsgp.randomness import torch_seed
 
 _PROBE_EXAMPLES: Final = 4
@@ -106,15 +107,18 @@ def _warn(module: nn.Module) -> None:
 
 
 def check_examples_independent(module: nn.Module, example_input: Tensor) -> None:
-    """Refuse a model whose output for one example depends on the others in its batch, or that changes its buffers.
+    """Refuse a model whose output for one example depends on the others, or that changes its buffers or its input.
 
     `example_input` is one example without batch axis; only its shape and dtype are used. The probe runs in training
-    mode on random inputs: the same first example among different companions must give the same first output.
+    mode on random inputs: the same first example among different companions must give the same first output. Warns
+    about layers whose output is changed in place by the code around them.
     """
     probe = copy.deepcopy(module).train()
     buffers = {name: buffer.clone() for name, buffer in probe.named_buffers()}
     first, second = _probe_batch(example_input, "first"), _probe_batch(example_input, "second")
     second[0] = first[0]
+    originals = first.clone()
+    _warn_about_in_place(probe, first.clone())
     traces = [_trace(probe, batch) for batch in (first, second)]
     for (name, one), (_, other) in zip(*traces, strict=False):
         if not torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * float(one.abs().max()), equal_nan=True):
@@ -123,6 +127,10 @@ def check_examples_independent(module: nn.Module, example_input: Tensor) -> None
                 f"model layer {_label(name, layer)}: its output for one example depends on the other examples of the "
                 "batch, so no example has a gradient of its own; use a layer that treats examples one by one"
             )
+    if not torch.equal(first, originals):
+        raise ModelError(
+            "the model changes its input in place, and with it the data; write `x = x + 1` instead of `x += 1`"
+        )
     for name, buffer in probe.named_buffers():
         if not torch.equal(buffer, buffers[name]):
             raise ModelError(
@@ -160,6 +168,37 @@ def _trace(module: nn.Module, batch: Tensor) -> list[tuple[str, Tensor]]:
     return rows
 
 
+def _warn_about_in_place(module: nn.Module, batch: Tensor) -> None:
+    """Warn about outputs of layers that later code writes into, such as `relu_(layer(x))`."""
+    seen: list[tuple[str, nn.Module, Tensor, int]] = []
+
+    def record(name: str) -> Callable[..., None]:
+        def hook(layer: nn.Module, args: Any, output: Any) -> None:
+            if not getattr(layer, "inplace", False):
+                seen.extend((name, layer, part, part._version) for part in _batched(output))
+
+        return hook
+
+    layers = [(name, layer) for name, layer in module.named_modules() if not list(layer.children())]
+    if any(getattr(layer, "inplace", False) for _, layer in layers):
+        return  # `check_model` warns about these
+    handles = [layer.register_forward_hook(record(name)) for name, layer in layers]
+    try:
+        with torch_seed(0, "model probe masks"), torch.no_grad():
+            module(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    changed = dict.fromkeys(_label(name, layer) for name, layer, part, version in seen if part._version != version)
+    if changed:
+        warnings.warn(
+            f"the outputs of {', '.join(changed)} are changed in place in the forward pass: gradients stay exact, but "
+            "writing `x = relu(x)` instead of `relu_(x)` is safer and costs only memory",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
 def _batched(output: Any) -> Iterator[Tensor]:
     """Yield the tensors of an output whose first axis is the batch."""
     if isinstance(output, Tensor):
@@ -176,13 +215,18 @@ def check_gradients_reach(
 ) -> None:
     """Refuse a model with trainable parameters that the loss does not depend on: they would only collect noise.
 
+    A loss that does not give one value per example is refused too.
     `example` is one (input, target) pair without batch axis; only shapes and dtypes are used.
     """
     probe = copy.deepcopy(module).train()
     inputs, targets = (_probe_batch(part, purpose) for part, purpose in zip(example, ("input", "target"), strict=True))
     named = [(name, parameter) for name, parameter in probe.named_parameters() if parameter.requires_grad]
     with torch_seed(0, "model probe masks"), torch.enable_grad():
-        total = loss(probe(inputs), targets).sum()
+        losses = loss(probe(inputs), targets)
+    if not isinstance(losses, Tensor):
+        raise ModelError(f"loss: expected a tensor with one value per example, got {type(losses).__name__}")
+    check_losses(losses, _PROBE_EXAMPLES)
+    total = losses.sum()
     if not total.requires_grad:
         raise ModelError("the loss does not depend on the model's parameters; check the forward pass for detach()")
     gradients = torch.autograd.grad(total, [parameter for _, parameter in named], allow_unused=True)

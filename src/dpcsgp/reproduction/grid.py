@@ -72,7 +72,7 @@ def run_grid(cells: Sequence[Cell], root: Path, show: Show, processes: int | Non
         show("", done, total)
         processes = min(processes or os.cpu_count() or 1, len(waiting))
         # Fresh processes: forked ones would inherit torch's threads in an unknown state.
-        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_one_thread)
+        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread, (os.getpid(),))
         try:
             futures = {pool.submit(run_cell, cell, folder): folder for folder, cell in waiting.items()}
             for future in as_completed(futures):
@@ -120,13 +120,15 @@ def run_cell(cell: Cell, path: Path) -> bool:
     return True
 
 
-def _one_thread() -> None:
+def _one_thread(parent: int) -> None:
     import signal
 
     import torch
 
     from dpcsgp.memory import keep_freed_memory
+    from dpcsgp.orphans import die_with
 
+    die_with(parent)
     torch.set_num_threads(1)
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # while a run is under way, `StopSignal` listens

@@ -46,7 +46,7 @@ def fig4(desk: Desk) -> list[Path]:
 
 def _mnist(desk: Desk, printed: Sequence[str], honest: Sequence[str]) -> list[Path]:
     epsilons = (0.5, 0.3, 0.2)
-    steps = 300 if desk.quick else 1000
+    steps = 200 if desk.quick else 500
     cells = [each for epsilon in epsilons for each in _as_printed(epsilon, printed, steps)]
     cells += [each for epsilon in epsilons for each in _as_it_should_be(epsilon, honest)]
     runs = desk.run(cells)

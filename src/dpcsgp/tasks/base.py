@@ -6,8 +6,10 @@ Legend: N hosted nodes, E places for examples, K models, D coordinates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 LossPerExample = Callable[[Tensor, Tensor], Tensor]  # (outputs (E, ...), targets (E, ...)) -> losses (E,)
@@ -38,3 +40,14 @@ class Task(Protocol):
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return metric -> (K,) on public evaluation data; `accuracy` is the one that is printed first."""
         ...
+
+
+def gather(indices_NE: Tensor, num_examples: Sequence[int], *values: Tensor) -> tuple[Tensor, ...]:
+    """Look up each node's examples by their local numbers in tensors (J, ...) that hold one node after the other.
+
+    Returns (N, E, ...) of each. Numbers of padding may point anywhere, past the end too.
+    """
+    starts_N1 = torch.tensor([0, *accumulate(num_examples)][:-1], dtype=torch.int64)[:, None]
+    total = len(values[0])
+    flat = (indices_NE + starts_N1).reshape(-1).clamp_(max=max(total - 1, 0)).to(values[0].device)
+    return tuple(part.index_select(0, flat).view(*indices_NE.shape, *part.shape[1:]) for part in values)

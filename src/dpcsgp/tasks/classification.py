@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import final
 
 import torch
@@ -16,7 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.tasks.base import LossPerExample
+from dpcsgp.tasks.base import LossPerExample, gather
 
 EVALUATION_BATCH = 2000
 
@@ -50,10 +49,8 @@ class Classification:
 
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, ...) and labels (N, E)."""
-        starts_N1 = torch.tensor([0, *accumulate(self.num_examples)][:-1], dtype=torch.int64)[:, None]
-        flat = (indices_NE + starts_N1).reshape(-1).clamp_(max=max(len(self.labels) - 1, 0)).to(self.labels.device)
-        inputs = self.inputs.index_select(0, flat).view(*indices_NE.shape, *self.inputs.shape[1:])
-        return inputs, self.labels.index_select(0, flat).view(indices_NE.shape)
+        inputs, labels = gather(indices_NE, self.num_examples, self.inputs, self.labels)
+        return inputs, labels
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return the accuracy of each model on the test set."""

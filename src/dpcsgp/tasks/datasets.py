@@ -201,7 +201,7 @@ def _digits() -> Arrays:
     """Return scikit-learn's 1,797 digits: 1,500 to train on and, of every class each sixth image, 297 to test on."""
     from sklearn.datasets import load_digits
 
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
     images = np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)  # 0..16 -> 0..255
     labels = labels.astype(np.uint8)
     rank_in_class = (labels[:, None] == np.arange(10)).cumsum(0)[np.arange(len(labels)), labels] - 1

@@ -1,0 +1,132 @@
+"""A user's own task: the data of the hosted nodes, and the checks of model, loss and data that come before any release.
+
+The model is probed on random inputs of the right shape, never on private data; data errors name node and example and
+are raised where the data are.
+
+Legend: J examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from dpcsgp.assembly import Facts
+from dpcsgp.errors import ConfigError, DataError, ModelError
+from dpcsgp.privacy.models import check_examples_independent, check_gradients_reach
+from dpcsgp.tasks import LossPerExample, Supervised
+from dpcsgp.tasks.own_data import NodeData, check_labels, count_examples, stack_examples
+from dpcsgp.tasks.supervised import LOSSES, Metric
+
+
+@final
+@dataclass(frozen=True)
+class OwnData:
+    """The examples of the hosted nodes, public test data, and what is measured on these."""
+
+    parts: dict[int, tuple[Tensor, Tensor]]
+    test: tuple[Tensor, Tensor] | None
+    loss: LossPerExample
+    metrics: Mapping[str, Metric]
+    facts: Facts
+
+    @classmethod
+    def collect(
+        cls,
+        node_data: Sequence[NodeData],
+        hosted: Sequence[int],
+        test_data: NodeData,
+        loss: LossPerExample,
+        metrics: Mapping[str, Metric],
+        num_examples: Sequence[int] | None = None,
+        test_examples: int = 0,
+    ) -> OwnData:
+        """Read the data of the hosted nodes; of the others at most the lengths are looked at.
+
+        `test_examples` keeps only so many of the test examples (0: all).
+        """
+        sizes = _sizes(node_data, hosted, num_examples)
+        parts = {node: stack_examples(node_data[node], f"node {node}") for node in hosted if sizes[node]}
+        test = stack_examples(test_data, "test_data") if count_examples(test_data, "test_data") else None
+        known = {**{f"node {node}": part for node, part in parts.items()}, **({"test_data": test} if test else {})}
+        if not known:
+            raise ConfigError(
+                f"nodes {', '.join(map(str, hosted))} of this process have no data: give test_data, so that it knows shapes"
+            )
+        _refuse_differences(known)
+        if test and test_examples:
+            test = test[0][:test_examples], test[1][:test_examples]
+        inputs, _ = next(iter(known.values()))
+        return cls(parts, test, loss, metrics, Facts(tuple(inputs.shape[1:]), 0, sizes))
+
+    @property
+    def example(self) -> tuple[Tensor, Tensor]:
+        """Zeros of the shapes and formats of one example."""
+        inputs, targets = next(iter(self.parts.values()), self.test) or (torch.zeros(1), torch.zeros(1))
+        return torch.zeros_like(inputs[0]), torch.zeros_like(targets[0])
+
+    def task(self, module: nn.Module, nodes: Sequence[int]) -> Supervised:
+        """Return the task of these nodes for the run's module."""
+        empty = tuple(part[None][:0] for part in self.example)
+        parts = [self.parts.get(node, empty) for node in nodes]
+        inputs, targets = (torch.cat([part[kind] for part in parts]) for kind in (0, 1))
+        sizes = tuple(self.facts.num_examples[node] for node in nodes)
+        return Supervised(module, inputs, targets, sizes, self.test, self.loss, self.metrics)
+
+    def check(self, module: nn.Module) -> None:
+        """Refuse a model, loss or labels that do not fit together or cannot be trained privately."""
+        inputs, targets = self.example
+        try:
+            check_examples_independent(module, inputs)
+            check_gradients_reach(module, self.loss, (inputs, targets))
+            if self.loss is LOSSES["cross_entropy"][0]:
+                self._check_labels(module)
+        except (RuntimeError, TypeError, IndexError, AttributeError, AssertionError) as error:
+            raise ModelError(
+                f"model and loss fail on random inputs of shape {tuple(inputs.shape)} ({inputs.dtype}) with targets of "
+                f"shape {tuple(targets.shape)} ({targets.dtype}): {error}"
+            ) from error
+
+    def _check_labels(self, module: nn.Module) -> None:
+        mode = module.training
+        with torch.no_grad():
+            num_outputs = module.eval()(self.example[0][None]).shape[1]
+        module.train(mode)
+        for node, (_, labels) in self.parts.items():
+            check_labels(labels, num_outputs, f"node {node}")
+        if self.test is not None:
+            check_labels(self.test[1], num_outputs, "test_data")
+
+
+def _sizes(node_data: Sequence[NodeData], hosted: Sequence[int], num_examples: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the declared number of examples of every node, checked against the data of the hosted ones."""
+    if num_examples is None:
+        sizes = tuple(count_examples(data, f"node {node}") for node, data in enumerate(node_data))
+    else:
+        sizes = tuple(int(size) for size in num_examples)
+        if len(sizes) != len(node_data):
+            raise ConfigError(f"num_examples has {len(sizes)} values for {len(node_data)} nodes; give one per node")
+        for node in hosted:
+            if (found := count_examples(node_data[node], f"node {node}")) != sizes[node]:
+                raise ConfigError(
+                    f"num_examples[{node}] = {sizes[node]}, but the data of node {node} have {found} examples"
+                )
+    if not any(sizes):
+        raise ConfigError("node_data: no node has an example; at least one needs a dataset")
+    return sizes
+
+
+def _refuse_differences(known: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Refuse data whose shapes or number formats differ between nodes, or from the test data's."""
+    (first, (inputs, targets)), *others = known.items()
+    for name, part in others:
+        for kind, here, there in zip(("inputs", "targets"), part, (inputs, targets), strict=True):
+            if (here.shape[1:], here.dtype) != (there.shape[1:], there.dtype):
+                raise DataError(
+                    f"{name}: {kind} are {here.dtype} of shape {tuple(here.shape[1:])}, those of {first} {there.dtype} "
+                    f"of shape {tuple(there.shape[1:])}; all nodes and the test data need the same"
+                )

@@ -1,0 +1,104 @@
+"""Any module, any loss per example, any metric on public data: the task behind a user's own model.
+
+Legend: N hosted nodes, E places for examples, J examples, K models, D coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dpcsgp.errors import ConfigError, ModelError
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.tasks.base import LossPerExample, gather
+from dpcsgp.tasks.classification import EVALUATION_BATCH, cross_entropy_per_example
+
+Metric = Callable[[Any, Tensor], Tensor | float]  # (outputs (J, ...), targets (J, ...)) of the test set -> one number
+
+
+def squared_error_per_example(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return each example's squared error, the mean over its outputs; outputs (E, 1) fit targets (E,)."""
+    if outputs.numel() != targets.numel():
+        raise ModelError(
+            f'loss = "mse": the model gives {tuple(outputs.shape)} for targets {tuple(targets.shape)}; make them the same '
+            "shape, such as (examples, values)"
+        )
+    return (outputs.reshape(targets.shape) - targets).square().reshape(len(targets), -1).mean(dim=1)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> float:
+    """Return the share of examples whose largest output is the target."""
+    return float((outputs.argmax(1) == targets).double().mean())
+
+
+def mean_squared_error(outputs: Tensor, targets: Tensor) -> float:
+    """Return the mean of `squared_error_per_example`."""
+    return float(squared_error_per_example(outputs, targets).double().mean())
+
+
+LOSSES: Final[dict[str, tuple[LossPerExample, dict[str, Metric]]]] = {
+    "cross_entropy": (cross_entropy_per_example, {"accuracy": accuracy}),
+    "mse": (squared_error_per_example, {"mean_squared_error": mean_squared_error}),
+}
+
+
+@final
+@dataclass(frozen=True)
+class Supervised:
+    """A module trained by a loss per example, evaluated by metrics on public test data (None: not evaluated)."""
+
+    module: nn.Module
+    inputs: Tensor  # (J, ...), the hosted nodes' examples one node after the other
+    targets: Tensor  # (J, ...)
+    num_examples: tuple[int, ...]
+    test: tuple[Tensor, Tensor] | None
+    loss: LossPerExample
+    metrics: Mapping[str, Metric]
+
+    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs (N, E, ...) and targets (N, E, ...)."""
+        inputs, targets = gather(indices_NE, self.num_examples, self.inputs, self.targets)
+        return inputs, targets
+
+    def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
+        """Return each metric of each model on the test set; the module is in eval() mode meanwhile."""
+        if self.test is None:
+            return {}
+        views = ParameterLayout.of(self.module).views(models_KD)
+        mode = self.module.training
+        self.module.eval()
+        try:
+            found = [
+                self._metrics({name: value[row] for name, value in views.items()}) for row in range(len(models_KD))
+            ]
+        finally:
+            self.module.train(mode)
+        return {name: torch.tensor([values[name] for values in found]) for name in self.metrics}
+
+    @torch.no_grad()
+    def _metrics(self, parameters: dict[str, Tensor]) -> dict[str, float]:
+        assert self.test is not None
+        inputs, targets = self.test
+        parts = [functional_call(self.module, parameters, (batch,)) for batch in inputs.split(EVALUATION_BATCH)]
+        outputs = torch.cat(parts) if isinstance(parts[0], Tensor) else _joined(parts)
+        return {name: _number(name, metric(outputs, targets)) for name, metric in self.metrics.items()}
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Join outputs that are tuples, lists or dicts of tensors."""
+    if isinstance(parts[0], dict):
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(f"metrics[{name!r}]: expected one number for the whole test set, got {shape}") from None

@@ -1,0 +1,117 @@
+"""Random views: right images, fixed by the example's number, and exact gradients through the training loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from dpcsgp import training
+from dpcsgp.assembly import assemble, design
+from dpcsgp.config import Config, change_config, load_config
+from dpcsgp.errors import ConfigError
+from dpcsgp.network import Simulator
+from dpcsgp.own_task import OwnData
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.randomness import PublicRandomness
+from dpcsgp.tasks import Augmentation
+from dpcsgp.tasks.supervised import LOSSES
+
+IMAGES = torch.arange(2 * 7 * 2 * 8 * 16, dtype=torch.float32).add(1).view(2, 7, 2, 8, 16)  # no zeros: they are margins
+NUMBERS = torch.arange(7).expand(2, -1)
+
+
+def make(spec: str, views: int = 3, seed: int = 0) -> Augmentation:
+    return Augmentation(spec, views, (7, 7), PublicRandomness(seed, [4, 9]))
+
+
+def test_flips_are_mirror_images_and_both_occur() -> None:
+    views = make("flip", 8)(IMAGES, NUMBERS, 5)
+    assert views.shape == (2, 7, 8, 2, 8, 16)
+    same = (views == IMAGES[:, :, None]).flatten(3).all(-1)
+    mirrored = (views == IMAGES[:, :, None].flip(-1)).flatten(3).all(-1)
+    assert bool((same ^ mirrored).all()) and bool(same.any()) and bool(mirrored.any())
+
+
+def test_crops_are_shifts_by_up_to_an_eighth_of_each_side() -> None:
+    views = make("crop", 64)(IMAGES, NUMBERS, 5).flatten(0, 1)
+    shifts = set()
+    for image, found in zip(IMAGES.flatten(0, 1), views, strict=True):
+        padded = nn.functional.pad(image, (2, 2, 1, 1))
+        windows = {
+            (down, right): padded[:, down : down + 8, right : right + 16] for down in range(3) for right in range(5)
+        }
+        for view in found:
+            fitting = [shift for shift, window in windows.items() if torch.equal(window, view)]
+            assert len(fitting) == 1
+            shifts.add(fitting[0])
+    assert len(shifts) == 15
+
+
+def test_views_belong_to_the_example_not_to_its_place() -> None:
+    """With a public seed, one more example in a batch must not change the views of the others."""
+    augment = make("crop-flip")
+    whole = augment(IMAGES, NUMBERS, 5)
+    some = torch.tensor([[6, 1, 4], [0, 2, 3]])
+    chosen = torch.stack([IMAGES[node][some[node]] for node in range(2)])
+    part = augment(chosen, some, 5)
+    assert all(torch.equal(part[node], whole[node][some[node]]) for node in range(2))
+    assert not torch.equal(augment(IMAGES, NUMBERS, 6), whole)
+    assert not torch.equal(make("crop-flip", seed=1)(IMAGES, NUMBERS, 5), whole)
+
+
+def test_one_view_has_no_axis_and_nodes_without_data_are_padding() -> None:
+    assert make("crop", 1)(IMAGES, NUMBERS, 0).shape == IMAGES.shape
+    empty = replace(make("crop", 2), num_examples=(7, 0))
+    assert empty(IMAGES, NUMBERS * torch.tensor([[1], [0]]), 0).shape == (2, 7, 2, 2, 8, 16)
+
+
+def small_images(config: Config, tmp_path: Path) -> training.Run:
+    random = torch.Generator().manual_seed(0)
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 6 * 6, 4))
+    data = [
+        (torch.randn(size, 1, 8, 8, generator=random), torch.randint(0, 4, (size,), generator=random))
+        for size in (5, 8)
+    ]
+    own = OwnData.collect(data, (0, 1), None, *LOSSES["cross_entropy"])
+    blueprint = design(config, own.facts, module=module)
+    return assemble(blueprint, own, Simulator(blueprint.topology), tmp_path, "views")
+
+
+@pytest.mark.parametrize("views", [1, 4])
+def test_gradients_are_averaged_over_views_and_then_clipped(tmp_path: Path, views: int) -> None:
+    settings = {
+        "task.name": "own", "task.augmentation": "crop-flip", "task.augmentation_multiplicity": views,
+        "graph.num_nodes": 2, "privacy.expected_batch_size": [5, 8], "privacy.noise": "none", "privacy.clip_norm": 0.7,
+    }  # fmt: skip
+    run = small_images(change_config(load_config(), settings), tmp_path)
+    model_ND = run.anchor_D.expand(2, -1).clone()
+    ours_ND = training.private_gradients(run, model_ND, step=3)
+    module, layout = run.task.module, ParameterLayout.of(run.task.module)
+
+    def example_loss(values: dict[str, Tensor], images: Tensor, target: Tensor) -> Tensor:
+        outputs = functional_call(module, values, (images,))
+        return nn.functional.cross_entropy(outputs, target.expand(len(images)), reduction="none").mean()
+
+    for node, size in enumerate((5, 8)):
+        numbers = torch.arange(8).clamp_max(size - 1).expand(2, -1)
+        inputs, targets = run.task.examples(numbers)
+        images = run.augment(inputs, numbers, 3)[node, :size].view(size, views, 1, 8, 8)
+        values = {name: value[0] for name, value in layout.views(run.anchor_D[None]).items()}
+        parts = vmap(grad(example_loss), in_dims=(None, 0, 0))(values, images, targets[node, :size])
+        gradients_ED = torch.cat([parts[name].flatten(1) for name in layout.names], dim=1)
+        factors_E = (0.7 / gradients_ED.norm(dim=1)).clamp_max(1.0)
+        assert bool((factors_E < 1).any())
+        torch.testing.assert_close(ours_ND[node], factors_E @ gradients_ED / size, rtol=1e-4, atol=1e-6)
+
+
+def test_augmentation_needs_images(tmp_path: Path) -> None:
+    config = change_config(load_config(), {"task.name": "own", "task.augmentation": "flip", "graph.num_nodes": 1})
+    own = OwnData.collect([(torch.zeros(4, 3), torch.zeros(4).long())], (0,), None, *LOSSES["cross_entropy"])
+    with pytest.raises(ConfigError, match=r"expected images \(C, H, W\)"):
+        design(config, own.facts, module=nn.Linear(3, 2))
