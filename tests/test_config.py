@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dpcsgp.assembly import design
 from dpcsgp.config import load_config, make_config, per_node, to_toml
 from dpcsgp.errors import ConfigError
+from dpcsgp.planning.facts import declared_facts
 
 
 def test_toml_round_trip(tmp_path: Path) -> None:
@@ -69,3 +71,11 @@ def test_a_table_is_expected() -> None:
 def test_per_node_values() -> None:
     assert per_node(2, 3) == (2, 2, 2)
     assert per_node([1, 2, 3], 3) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "configs").glob("*.toml")), ids=lambda path: path.name
+)
+def test_every_config_that_comes_with_the_project_can_be_designed(path: Path) -> None:
+    config = load_config(path)
+    assert design(config, declared_facts(config)).mechanism.noise_multipliers[0] > 0

@@ -72,7 +72,7 @@ class CaughtCells(Exception):
         self.cells = cells
 
 
-@pytest.mark.parametrize("name", ["fig1", "fig2", "fig3", "fig4", "frontier", "skew", "block", "features"])
+@pytest.mark.parametrize("name", ["fig1", "fig2", "fig3", "fig4", "frontier", "skew", "block", "features", "cnn"])
 @pytest.mark.parametrize("quick", [False, True])
 def test_all_settings_of_an_experiment_are_valid(
     name: str, quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

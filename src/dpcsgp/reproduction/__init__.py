@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpcsgp.reproduction.block import block
+from dpcsgp.reproduction.cnn import cnn
 from dpcsgp.reproduction.desk import Desk
 from dpcsgp.reproduction.features import features
 from dpcsgp.reproduction.frontier import frontier
@@ -27,6 +28,7 @@ EXPERIMENTS: dict[str, Callable[[Desk], list[Path]]] = {
     "block": block,
     "rotation": rotation,
     "features": features,
+    "cnn": cnn,
 }
 
 __all__ = ["EXPERIMENTS", "Desk"]
