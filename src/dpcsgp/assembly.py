@@ -163,6 +163,16 @@ def load_data(config: Config, progress: Any = None) -> Data:
     return Data(inputs, images.train_labels, parts, (test_inputs[:looked_at], images.test_labels[:looked_at]), facts)
 
 
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not know or cannot see here."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise ConfigError(f"run.device = {name!r}: no such device; try 'cpu' or 'cuda'") from None
+    if kind != "cpu" and not (kind == "cuda" and torch.cuda.is_available()):
+        raise ConfigError(f"run.device = {name!r}: torch sees no such device on this machine; set run.device = 'cpu'")
+
+
 def refuse_own(config: Config) -> None:
     """Refuse settings whose model and data only a script knows."""
     if config.task.name == "own":
@@ -174,6 +184,7 @@ def refuse_own(config: Config) -> None:
 
 def design(config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None) -> Blueprint:
     """Check everything that can be checked without data and return the parts; `module` is the user's own, if any."""
+    check_device(config.run.device)
     topology = build_topology(config)
     compressor = parse_compressor(config.compression.spec)
     polish_compressor = parse_compressor(config.algorithm.polish_compression or config.compression.spec)
@@ -284,7 +295,7 @@ def assemble(
     config, nodes = blueprint.config, network.nodes
     privacy = config.privacy
     mechanism = _hosted(blueprint.mechanism, nodes)
-    task = data.task(blueprint.module, nodes)
+    task = data.task(blueprint.module, nodes).to(config.run.device)
     public = PublicRandomness(config.run.seed, nodes)
     deltas = [per_node(privacy.delta, len(blueprint.facts.num_examples))[node] for node in nodes]
     private = PrivateRandomness.fresh(nodes) if privacy.seed is None else PrivateRandomness.seeded(privacy.seed, nodes)

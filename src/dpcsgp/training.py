@@ -160,7 +160,9 @@ def private_gradients(run: Run, model_ND: Tensor, step: int) -> Tensor:
     def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
         inputs, targets = run.task.examples(indices_NE)
         inputs = run.augment(inputs, indices_NE, step)  # per example and before clipping
-        return run.engine.clipped_sum(model_ND, inputs, targets, present_NE, run.mechanism.clip_norm)
+        # Passes run where the task's data are (`run.device`); state, noise and messages stay in host memory.
+        models_ND, present = model_ND.to(inputs.device), present_NE.to(inputs.device)
+        return run.engine.clipped_sum(models_ND, inputs, targets, present, run.mechanism.clip_norm).cpu()
 
     for row in rows:
         if active[row]:

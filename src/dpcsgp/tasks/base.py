@@ -33,6 +33,10 @@ class Task(Protocol):
         """Declared, public number of examples of each hosted node."""
         ...
 
+    def to(self, device: str) -> Task:
+        """Return the task with module and data on a device, where forward and backward passes then run."""
+        ...
+
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, ...) and targets (N, E, ...) of each node's own examples by their local numbers."""
         ...

@@ -6,7 +6,7 @@ Legend: N hosted nodes, E places for examples, J examples, K models, D coordinat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -47,6 +47,11 @@ class Classification:
         sizes = tuple(len(part) for part in parts)
         return cls(module, inputs[order], labels[order], sizes, *test)
 
+    def to(self, device: str) -> Classification:
+        """Return the task with module and data on a device."""
+        tensors = {name: getattr(self, name).to(device) for name in ("inputs", "labels", "test_inputs", "test_labels")}
+        return replace(self, module=self.module.to(device), **tensors)
+
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, ...) and labels (N, E)."""
         inputs, labels = gather(indices_NE, self.num_examples, self.inputs, self.labels)
@@ -54,7 +59,7 @@ class Classification:
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return the accuracy of each model on the test set."""
-        views = ParameterLayout.of(self.module).views(models_KD)
+        views = ParameterLayout.of(self.module).views(models_KD.to(self.test_inputs.device))
         rows = range(models_KD.shape[0])
         accuracies = [self._accuracy({name: value[row] for name, value in views.items()}) for row in rows]
         return {"accuracy": torch.tensor(accuracies)}

@@ -6,7 +6,7 @@ Legend: N hosted nodes, E places for examples, J examples, K models, D coordinat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 import torch
@@ -60,6 +60,17 @@ class Supervised:
     loss: LossPerExample
     metrics: Mapping[str, Metric]
 
+    def to(self, device: str) -> Supervised:
+        """Return the task with module and data on a device."""
+        test = (self.test[0].to(device), self.test[1].to(device)) if self.test else None
+        return replace(
+            self,
+            module=self.module.to(device),
+            inputs=self.inputs.to(device),
+            targets=self.targets.to(device),
+            test=test,
+        )
+
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, ...) and targets (N, E, ...)."""
         inputs, targets = gather(indices_NE, self.num_examples, self.inputs, self.targets)
@@ -69,7 +80,7 @@ class Supervised:
         """Return each metric of each model on the test set; the module is in eval() mode meanwhile."""
         if self.test is None:
             return {}
-        views = ParameterLayout.of(self.module).views(models_KD)
+        views = ParameterLayout.of(self.module).views(models_KD.to(self.inputs.device))
         mode = self.module.training
         self.module.eval()
         try:
