@@ -7,6 +7,7 @@ are commands. A block that needs other hardware, a network or minutes says so: `
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from dpcsgp.config import Config
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -143,6 +146,16 @@ def test_every_page_is_in_the_navigation() -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     missing = [path for page in DOCS.rglob("*.md") if (path := page.relative_to(DOCS).as_posix()) not in menu]
     assert not missing
+
+
+def test_every_setting_is_explained_with_its_default() -> None:
+    rows = re.findall(
+        r"^\| `([a-z]+\.[a-z0-9_]+)` \| `([^`]*)` \| .{6,} \|$", (DOCS / "reference.md").read_text(), re.MULTILINE
+    )
+    defaults = Config().model_dump(mode="json")
+    assert {key: json.loads(value) for key, value in rows} == {
+        f"{section}.{key}": value for section, values in defaults.items() for key, value in values.items()
+    }
 
 
 @pytest.mark.slow

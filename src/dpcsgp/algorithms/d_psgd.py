@@ -9,58 +9,31 @@ Legend: N hosted nodes, S senders heard, D coordinates.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from dpcsgp.algorithms.base import Network, Schedule, displacement, rate_at, swap
+from dpcsgp.algorithms.base import Network, swap
+from dpcsgp.algorithms.plain import Plain, PlainState
 from dpcsgp.algorithms.sgp import EXACT
 from dpcsgp.compression import frames
 from dpcsgp.randomness import PublicRandomness
 
 
-class DPSGDState(NamedTuple):
-    """One row per hosted node; x is a displacement from the public anchor."""
-
-    x_ND: Tensor
-    anchor_D: Tensor
-    step: int = 0
-    round: int = 0
-
-
 @final
 @dataclass(frozen=True)
-class DPSGD:
+class DPSGD(Plain):
     """Exact averaging; the network's weights must be doubly stochastic (`graphs.metropolis_weights`)."""
 
-    learning_rate: Schedule
-
-    def init(self, x_ND: Tensor, anchor_D: Tensor | None = None) -> DPSGDState:
-        """Start with `x = x_ND - anchor`."""
-        return DPSGDState(*displacement(x_ND, anchor_D))
-
-    def model(self, state: DPSGDState) -> Tensor:
-        """Return `x0 + x`."""
-        return state.anchor_D + state.x_ND
-
-    def average(self, state: DPSGDState) -> Tensor:
-        """Return the mean over nodes."""
-        return state.anchor_D + state.x_ND.mean(0)
-
-    def descend(self, state: DPSGDState, grad_ND: Tensor) -> DPSGDState:
-        """Return the state after `x - eta g`."""
-        rate = rate_at(self.learning_rate, state.step)
-        return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
-
-    def gossip(self, state: DPSGDState, network: Network, random: PublicRandomness) -> DPSGDState:
+    def gossip(self, state: PlainState, network: Network, random: PublicRandomness) -> PlainState:
         """Return the state after one exact averaging."""
         ones_N1 = torch.ones(state.x_ND.shape[0], 1, dtype=torch.float64)
         _, wire_SB = swap(network, state.round, ones_N1, EXACT.encode(state.x_ND, random, state.round))
         x_SD = EXACT.decode(wire_SB, state.x_ND.shape[1], random.of(network.senders), state.round)
         return state._replace(x_ND=network.mix(x_SD, torch.zeros_like(state.x_ND)), round=state.round + 1)
 
-    def step(self, state: DPSGDState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> DPSGDState:
+    def step(self, state: PlainState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> PlainState:
         """Return the state after one iteration."""
         return self.gossip(self.descend(state, grad_ND), network, random)
 

@@ -104,7 +104,7 @@ def largest_lead(topology: Topology) -> int:
     return 1 + int(shortest_path((topology.weights > 0).astype(float, order="C"), unweighted=True).max())
 
 
-class TorchDistributed:
+class TorchDistributed(Mixer):
     """A network whose other nodes live in other processes."""
 
     def __init__(
@@ -116,13 +116,13 @@ class TorchDistributed:
         key: bytes | None = None,
         backend: str = "gloo",
     ) -> None:
+        hosting = spread(topology.num_nodes, place.world_size)
+        super().__init__(topology, hosting[place.rank])
         self.topology, self.key = topology, key
         self._place, self._store, self._health = place, store, health
         self._device = _device(backend)
-        hosting = spread(topology.num_nodes, place.world_size)
         rank_of = {node: rank for rank, nodes in enumerate(hosting) for node in nodes}
-        self._mixer = Mixer(topology, hosting[place.rank])
-        self.traffic = Traffic.of(topology, self._mixer.nodes)
+        self.traffic = Traffic.of(topology, self.nodes)
         self._sends = [
             (row, rank)
             for row, node in enumerate(self.nodes)
@@ -132,21 +132,6 @@ class TorchDistributed:
             (row, rank_of[sender]) for row, sender in enumerate(self.senders) if rank_of[sender] != place.rank
         ]
         self._join_group(backend)
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """Nodes hosted by this process."""
-        return self._mixer.nodes
-
-    @property
-    def senders(self) -> tuple[int, ...]:
-        """Nodes whose messages are heard here, the hosted ones included, ascending."""
-        return self._mixer.senders
-
-    @property
-    def own_rows(self) -> tuple[int, ...]:
-        """Rows of the hosted nodes among the senders."""
-        return self._mixer.own_rows
 
     @property
     def bytes_to_processes(self) -> int:
@@ -166,10 +151,6 @@ class TorchDistributed:
         self._complete([*receives, *sends], [rank for _, rank in (*self._receives, *self._sends)])
         self.traffic.count(frames_NB.shape[1])
         return received_SB.cpu()
-
-    def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
-        """Add `sum_j weights[i, j] values_j` to `onto_ND` (zeros if not given), sender after sender."""
-        return self._mixer.mix(values_SD, onto_ND)
 
     def agree(self, name: str, value: Any, seconds: float | None = None) -> list[Any]:
         """Publish a small JSON value and wait for everybody's, by rank."""

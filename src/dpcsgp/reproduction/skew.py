@@ -28,7 +28,6 @@ METHODS = {
     "local, no messages": (*LOCAL,),
     "DP-CSGP, 4 bits": (*TOGETHER, "compression.spec=rot:4"),
     "DP-CSGP, 4 bits, by examples": (*TOGETHER, "compression.spec=rot:4", "algorithm.node_weights=examples"),
-    "DP-CSGP, 1 bit": (*TOGETHER, "compression.spec=rot:1", "algorithm.polish_compression=rot:4"),
     "dp2sgd, exact": (*TOGETHER, "algorithm.name=dp2sgd"),
     "dp-sgd, all data": (*TOGETHER, "algorithm.name=dp-sgd"),
 }
