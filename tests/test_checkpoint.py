@@ -72,3 +72,16 @@ def test_a_step_counts_only_when_all_parts_are_there(tmp_path: Path) -> None:
 def test_no_temporary_files_stay_behind(tmp_path: Path) -> None:
     CheckpointFolder(tmp_path, "run").save(1, TENSORS, {})
     assert not list(tmp_path.glob(".*"))
+
+
+def test_processes_that_were_killed_before_all_had_a_snapshot_start_anew(tmp_path: Path) -> None:
+    """Whatever one process has, all take the same decision."""
+    folders = [CheckpointFolder(tmp_path, "run", part, 2) for part in range(2)]
+    folders[0].save(0, {"x": torch.zeros(1)}, {})
+    agreed = [folder.whole_steps() for folder in folders]
+    assert agreed == [[0], []]
+    assert [folder.load_common(agreed) for folder in folders] == [None, None]
+    folders[0].save(4, {"x": torch.zeros(1)}, {})  # step 4 without step 0 of the other: something was lost
+    for folder in folders:
+        with pytest.raises(CheckpointError, match="whole for every process"):
+            folder.load_common([folder.whole_steps() for folder in folders])

@@ -74,8 +74,10 @@ class CheckpointFolder:
 
     def load_common(self, agreed: Iterable[Sequence[int]]) -> Snapshot | None:
         """Return the newest step that every process has whole (one list of steps per process); None to start anew."""
-        common = set.intersection(*(set(steps) for steps in agreed))
-        if not common and self._steps():
+        steps_of = [set(steps) for steps in agreed]
+        common = set.intersection(*steps_of)
+        # A snapshot of step 0 alone is nothing lost: some process was killed before it had written its own.
+        if not common and (set.union(*steps_of) | self._steps()) - {0}:
             raise CheckpointError(
                 f"no checkpoint in {self.path} is whole for every process of the run; "
                 "start again with another --out folder (what was released stays in the ledger)"

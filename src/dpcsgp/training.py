@@ -210,6 +210,8 @@ def _start(run: Run, snapshot: Snapshot | None) -> Progress:
         state = run.algorithm.init(start_ND, run.anchor_D)
         velocity_ND = torch.zeros_like(start_ND) if run.schedule.momentum else None
         progress = Progress(state, velocity_ND)
+        if run.checkpoints and run.checkpoints.num_parts > 1 and run.schedule.checkpoint_every:
+            save_checkpoint(run, progress)  # so that all processes have a step in common from the first one on
         record(run, progress)
         return progress
     progress = _restored(run, snapshot)
