@@ -13,6 +13,7 @@ import numpy as np
 from dpcsgp.report import Curve, accuracy_panels, save_figure, write_csv
 from dpcsgp.reproduction.grid import Done
 
+TOO_FAR_APART = 1e6  # models of norm below a hundred cannot be that far from one another
 MEASURES: Mapping[str, Callable[[Done], float]] = {
     "accuracy_node_mean": lambda done: as_float(done.summary["accuracy_node_mean"]),
     "accuracy_node_min": lambda done: as_float(done.summary["accuracy_node_min"]),
@@ -42,9 +43,15 @@ def table(runs: Sequence[Done]) -> list[dict[str, Any]]:
             row[name] = statistics.fmean(values)
             if name.startswith("accuracy") and len(values) > 1:
                 row[f"{name}_sd"] = statistics.stdev(values)
-        row["diverged"] = sum(run.summary["stopped_because"].startswith("diverged") for run in members)
+        row["diverged"] = sum(has_diverged(run) for run in members)
         rows.append(row)
     return rows
+
+
+def has_diverged(run: Done) -> bool:
+    """Say whether a run stopped because of it, or its nodes ended beyond all bounds from one another."""
+    apart = as_float(run.summary.get("disagreement"))
+    return run.summary["stopped_because"].startswith("diverged") or apart > TOO_FAR_APART
 
 
 def raw_rows(runs: Sequence[Done]) -> list[dict[str, Any]]:
