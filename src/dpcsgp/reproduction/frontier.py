@@ -59,7 +59,7 @@ def _cells(quick: bool) -> list[Cell]:
         "rot:1, 30 steps": _steps(30, 6),
         "rot:4, 30 steps": (*_steps(30, 6), "compression.spec=rot:4"),
         "rot:4, 100 steps": (*_steps(100, 1.5), "compression.spec=rot:4"),
-        "gsgd:4/512, 30 steps": (*_steps(30, 6), "compression.spec=gsgd:4/512"),
+        "gsgd:4/64, 30 steps": (*_steps(30, 6), "compression.spec=gsgd:4/64"),
         "rand:0.1, 30 steps": (*_steps(30, 6), "compression.spec=rand:0.1"),
         "block of a tenth, 30 steps": (*_steps(30, 6), "algorithm.name=dp-block"),
         "rot:1 every 3rd step, 30 steps": (*_steps(30, 6), "algorithm.gossip_every=3"),

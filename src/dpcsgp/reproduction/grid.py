@@ -75,9 +75,15 @@ def run_grid(cells: Sequence[Cell], root: Path, show: Show, processes: int | Non
         pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread, (os.getpid(),))
         try:
             futures = {pool.submit(run_cell, cell, folder): folder for folder, cell in waiting.items()}
+            failures: list[DpcsgpError] = []
             for future in as_completed(futures):
-                done += _collect(future, futures[future])
+                try:
+                    done += _collect(future, futures[future])
+                except DpcsgpError as error:  # the other runs go on
+                    failures.append(error)
                 show(futures[future].name, done, total)
+            if failures:
+                raise failures[0]
         except KeyboardInterrupt:
             raise GridInterruptedError(
                 f"interrupted: {done} of {total} runs are done; the same command continues"

@@ -32,7 +32,7 @@ def fig1(desk: Desk) -> list[Path]:
 
 def fig2(desk: Desk) -> list[Path]:
     """MNIST, quantised gossip."""
-    return _mnist(desk, ["gsgd:16", "gsgd:8"], ["gsgd:16/512", "gsgd:8/512", "gsgd:4/512", "rot:1"])
+    return _mnist(desk, ["gsgd:16", "gsgd:8"], ["gsgd:16/512", "gsgd:8/512", "gsgd:4/64", "rot:1"])
 
 
 def fig3(desk: Desk) -> list[Path]:
