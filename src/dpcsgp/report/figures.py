@@ -104,7 +104,11 @@ def accuracy_panels(
     columns = min(len(panels), PANELS_PER_ROW)
     rows = math.ceil(len(panels) / columns)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 0.5), layout="constrained")
+        width = PANEL_INCHES[0] * columns
+        per_row = _legend_columns(labels, width)
+        lines = math.ceil(len(labels) / per_row)
+        height = PANEL_INCHES[1] * rows + 0.3 + 0.2 * lines
+        figure = Figure(figsize=(width, height), layout="constrained")
         grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
         for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
             _panel(axes, title, curves, labels, log_x, spread)
@@ -116,10 +120,16 @@ def accuracy_panels(
         figure.legend(
             handles=[_handle(index, label, panels) for index, label in enumerate(labels)],
             loc="outside lower center",
-            ncols=min(len(labels), 2 * columns) or 1,
+            ncols=per_row,
             frameon=False,
         )
     return figure
+
+
+def _legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return how many entries of the legend fit beside one another in a figure of so many inches."""
+    longest = max(map(len, labels), default=1)
+    return max(1, min(len(labels), int(width / (0.55 + 0.072 * longest))))
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
