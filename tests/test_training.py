@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,27 @@ def test_per_node_budgets_and_batch_sizes(tmp_path: Path) -> None:
     training.train(run)
     assert all(spent <= limit for spent, limit in zip(run.epsilon_spent(), [1, 2, 4, 8], strict=True))
     assert all(spent > 0.9 * limit for spent, limit in zip(run.epsilon_spent(), [1, 2, 4, 8], strict=True))
+
+
+def test_nodes_of_unlike_size_get_the_same_gradients_as_in_one_pass(tmp_path: Path) -> None:
+    settings = (
+        "task.partition=dirichlet:0.3",
+        "privacy.expected_batch_size=auto",
+        "privacy.noise=none",
+        "privacy.seed=5",
+    )
+    run, _, _ = prepare(tmp_path / "groups", *settings)
+    groups = run.mechanism.rows_of_like_size()
+    assert len(groups) > 1
+    assert sorted(row for group in groups for row in group) == [0, 1, 2, 3]
+    model_ND = run.anchor_D.expand(4, -1).contiguous()
+    grouped_ND = training.private_gradients(run, model_ND, 0)
+    alike = replace(run.mechanism, expected_batch_sizes=(1,) * 4)
+    whole = replace(run, mechanism=alike)
+    indices_NE, present_NE = run.mechanism.draw(0, run.private, [True] * 4)
+    sums_ND = training._clipped_sum(whole, model_ND, *run.task.examples(indices_NE), present_NE)
+    divisors = torch.tensor(run.mechanism.expected_batch_sizes)[:, None]
+    assert torch.allclose(grouped_ND, sums_ND / divisors, atol=1e-6)
 
 
 def test_nothing_unaccounted_is_recorded(tmp_path: Path) -> None:

@@ -161,8 +161,7 @@ def private_gradients(run: Run, model_ND: Tensor, step: int) -> Tensor:
         inputs, targets = run.task.examples(indices_NE)
         inputs = run.augment(inputs, indices_NE, step)  # per example and before clipping
         # Passes run where the task's data are (`run.device`); state, noise and messages stay in host memory.
-        models_ND, present = model_ND.to(inputs.device), present_NE.to(inputs.device)
-        return run.engine.clipped_sum(models_ND, inputs, targets, present, run.mechanism.clip_norm).cpu()
+        return _clipped_sum(run, model_ND.to(inputs.device), inputs, targets, present_NE.to(inputs.device)).cpu()
 
     for row in rows:
         if active[row]:
@@ -174,6 +173,19 @@ def private_gradients(run: Run, model_ND: Tensor, step: int) -> Tensor:
     if run.node_weights is not None:  # public factors on what is private already
         grad_ND.mul_(torch.tensor(run.node_weights, dtype=grad_ND.dtype, device=grad_ND.device)[:, None])
     return grad_ND
+
+
+def _clipped_sum(run: Run, model_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor) -> Tensor:
+    """Return every node's clipped sum; nodes of like batch size share a pass, so that small ones are not padded to large."""
+    groups = run.mechanism.rows_of_like_size()
+    if len(groups) == 1:
+        return run.engine.clipped_sum(model_ND, inputs, targets, present_NE, run.mechanism.clip_norm)
+    sum_ND = torch.empty_like(model_ND)
+    for rows in groups:
+        width = int(present_NE[rows].sum(1).max())  # the shape of a pass, as the largest batch is without groups
+        parts = (inputs[rows, :width], targets[rows, :width], present_NE[rows, :width])
+        sum_ND[rows] = run.engine.clipped_sum(model_ND[rows], *parts, run.mechanism.clip_norm)
+    return sum_ND
 
 
 def _average(run: Run, progress: Progress, last_step: int) -> None:

@@ -59,6 +59,17 @@ class GaussianMechanism:
             noise_multiplier=self.noise_multipliers[row],
         )
 
+    def rows_of_like_size(self) -> list[list[int]]:
+        """Return the nodes in groups whose expected batches differ by at most a factor of 1.5: public sizes alone decide."""
+        groups: list[list[int]] = []
+        for row in sorted(range(len(self.num_examples)), key=lambda row: self.expected_batch_sizes[row]):
+            smallest = self.expected_batch_sizes[groups[-1][0]] if groups else 0
+            if groups and self.expected_batch_sizes[row] <= 1.5 * smallest:
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+        return [sorted(group) for group in groups]
+
     def release(self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]) -> Tensor:
         """Return the private gradients (N, D) of this step; inactive nodes (no budget, no data) get zeros.
 
