@@ -1,0 +1,32 @@
+"""Freed memory stays with the process, where the C library can be told so."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys, torch
+from dpcsgp.memory import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+torch.set_num_threads(1)
+torch.ones(2**24)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+def test_a_block_that_was_freed_is_handed_out_again_without_page_faults() -> None:
+    faults = {
+        way: int(subprocess.run([sys.executable, "-c", SCRIPT, way], capture_output=True, text=True, check=True).stdout)
+        for way in ("keep", "default")
+    }
+    assert faults["default"] > 100  # 64 MB go back to the system and come again, ten times
+    assert faults["keep"] < faults["default"] / 10
