@@ -72,3 +72,39 @@ def test_rounding_is_paid_for() -> None:
 def test_odd_and_tiny_sizes() -> None:
     for size in (1, 2, 3, 17):
         assert draw(size).shape == (size,)
+
+
+def test_pairs_are_not_confined_to_few_rays() -> None:
+    """The two values of a pair share an angle; with angles of 24 bits, most pairs of grid points could never come out.
+
+    At a huge scale the pair gives its angle away to 1e-12. Angles that came from a coarse grid would all lie on it; fine ones
+    lie that near to a 32-bit or float32 grid in fewer than one case in a hundred.
+    """
+    dim = 100_000
+    values = rounded_gauss(dim, 1e14, PrivateRandomness.fresh([0]), 0, 0).numpy()
+    angles = np.arctan2(values[dim // 2 :], values[: dim // 2])
+    turns = angles / (2 * np.pi) * 2.0**32
+    assert np.mean(np.abs(turns - np.rint(turns)) < 1e-3) < 0.01
+    wide = angles[np.abs(angles) > 1]
+    assert np.mean(np.abs(wide - wide.astype(np.float32)) < 1e-10) < 0.01
+
+
+@pytest.mark.slow
+def test_the_lattice_of_possible_pairs_does_not_give_the_sum_away() -> None:
+    """An attacker tries both sums and counts pairs whose angle is no float32: equally many under both, so nothing is learnt."""
+    dim, sigma, grid = 60_000, 11.2, grid_size(1.0, 60_000)
+    shift = np.rint(1 / np.sqrt(dim) / grid)
+    counts = []
+    for truth in (0.0, shift):
+        for trial in range(3):
+            released = truth + rounded_gauss(dim, sigma / grid, PrivateRandomness.fresh([0]), trial, 0).numpy()
+            counts.append([_off_the_float32_rays(released - guess) for guess in (0.0, shift)])
+    assert all(abs(one - other) < 5 * math.sqrt(one + other) for one, other in counts), counts
+
+
+def _off_the_float32_rays(pairs: np.ndarray) -> int:
+    """Count the pairs that no angle of float32 precision can reach, rounding of the pair allowed for."""
+    half = len(pairs) // 2
+    cosines, sines = pairs[:half], pairs[half:]
+    angles, radii = np.arctan2(sines, cosines), np.hypot(cosines, sines)
+    return int(np.sum(np.abs(angles - angles.astype(np.float32)) > 1.0 / radii))
