@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.randomness import PrivateRandomness, PublicRandomness, numpy_generator
+from dpcsgp.randomness import PrivateRandomness, PublicRandomness, numpy_generator, torch_secrets
 
 
 def test_a_row_depends_on_its_node_alone() -> None:
@@ -68,3 +69,26 @@ def test_bad_seeds_are_refused() -> None:
 
 def test_set_up_generators_differ_by_purpose() -> None:
     assert numpy_generator(0, "graph").integers(1 << 60) != numpy_generator(0, "partition").integers(1 << 60)
+
+
+def test_torch_draws_from_a_private_stream_inside_and_goes_on_as_before_outside() -> None:
+    random = PrivateRandomness.seeded(3, [0, 1])
+    torch.manual_seed(5)
+    untouched = torch.rand(3)
+    torch.manual_seed(5)
+    drawn = []
+    for step in (0, 0, 1):
+        with torch_secrets(random, step):
+            drawn.append(torch.rand(2000))
+    assert torch.equal(torch.rand(3), untouched)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert abs(float(torch.cat(drawn).mean()) - 0.5) < 0.03
+
+
+def test_the_whole_state_of_torchs_generator_is_replaced() -> None:
+    """A seed alone has 32 bits on the processor, few enough to be tried out."""
+    with torch_secrets(PrivateRandomness.fresh([0]), 0):
+        first = torch.get_rng_state()
+        torch.manual_seed(torch.initial_seed())
+        assert not torch.equal(first[24:5000], torch.get_rng_state()[24:5000])

@@ -15,8 +15,9 @@ from torch import Tensor
 from dpcsgp import training
 from dpcsgp.assembly import Blueprint, Data, assemble, design, load_data
 from dpcsgp.config import Config, load_config
-from dpcsgp.errors import ConfigError
+from dpcsgp.errors import ConfigError, PrivateStepError
 from dpcsgp.network import Simulator
+from dpcsgp.privacy import clipping_engine
 from dpcsgp.results import ResultsFolder
 
 SMALL = [
@@ -312,3 +313,28 @@ def test_the_callbacks_see_public_facts_only(tmp_path: Path) -> None:
     watch: Callable[[training.Progress], None] = lambda progress: seen.append(progress.state.step)  # noqa: E731
     training.train(run, watch=watch)
     assert seen == [1, 2, 2, 2, 2]
+
+
+def test_an_error_on_private_data_does_not_quote_them(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run")
+
+    class Failing:
+        def clipped_sum(self, *arguments: object) -> Tensor:
+            raise IndexError("Target 777 is out of bounds.")
+
+    with pytest.raises(PrivateStepError) as caught:
+        training.train(replace(run, engine=Failing()))
+    assert "777" not in str(caught.value) and "IndexError" in str(caught.value)
+    assert "777" in str(caught.value.__cause__)
+
+
+def test_dropout_masks_come_from_the_private_stream(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run", "privacy.seed=5", "privacy.noise=none")
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
+    dim = sum(p.numel() for p in module.parameters())
+    run = replace(run, engine=clipping_engine(module, run.task.loss))
+    model_ND = torch.ones(4, dim)
+    torch.manual_seed(1)
+    first_ND = training.private_gradients(run, model_ND, 0)
+    torch.manual_seed(2)  # whoever knows torch's seed knows nothing
+    assert torch.equal(training.private_gradients(run, model_ND, 0), first_ND)

@@ -51,5 +51,9 @@ class WireError(DpcsgpError):
     """A message is damaged, forged, late or from an unexpected sender: names sender and step."""
 
 
+class PrivateStepError(DpcsgpError):
+    """Computing on private data failed. The message says nothing about them; the cause stays on their machine."""
+
+
 class DivergenceError(DpcsgpError):
     """A state or message became non-finite: names step and node."""

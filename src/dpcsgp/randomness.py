@@ -115,6 +115,23 @@ class PrivateRandomness:
         return f"PrivateRandomness(nodes={self.nodes}, reproducible={self.reproducible})"
 
 
+@contextmanager
+def torch_secrets(random: PrivateRandomness, step: int) -> Iterator[None]:
+    """Draw torch's own random numbers (masks of Dropout, say) from a private stream inside, and restore the generators.
+
+    A mask belongs to a place in the batch, and taking one example out moves all others: masks that somebody could foretell
+    would change everybody's gradient. Torch keeps 32 bits of a seed on the processor, so the whole state is replaced.
+    """
+    words = random.row_bytes("torch", step, 0, 4 * 624 + 8)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(int(words[-8:].view(np.uint64)[0] >> 1))
+        state = torch.get_rng_state()
+        table = state.numpy()[24 : 24 + 8 * 624].view(np.uint64)  # after seed, position and flags
+        table[:] = words[:-8].view(np.uint32)
+        torch.set_rng_state(state)
+        yield
+
+
 def numpy_generator(seed: int, purpose: str) -> np.random.Generator:
     """Return a numpy generator for public set-up work: graphs, partitions, synthetic inputs."""
     digest = hashlib.blake2b(f"{seed}:{purpose}".encode(), digest_size=16, person=b"dpcsgp setup").digest()

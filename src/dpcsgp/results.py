@@ -103,6 +103,10 @@ def summarise(
     num_nodes = blueprint.topology.num_nodes
     epsilon = max(row["epsilon_nodes"])
     claimed = max(per_node(config.privacy.epsilon, num_nodes)) if config.privacy.noise != "none" else math.inf
+    claims = [per_node(config.privacy.epsilon, num_nodes)[node] for node in row["nodes"]]
+    kept = config.privacy.noise != "none" and all(
+        spent <= claim * (1 + 1e-9) for spent, claim in zip(row["epsilon_nodes"], claims, strict=True)
+    )
     polished = progress.rounds_polished
     return {
         "algorithm": config.algorithm.name,
@@ -118,7 +122,7 @@ def summarise(
         "mixing_rate": blueprint.mixing_rate,
         "mixing_radius": blueprint.mixing_radius,
         "theorem_satisfied": theorem_satisfied(blueprint),
-        "private": not seeded and math.isfinite(epsilon) and epsilon <= claimed * (1 + 1e-9),
+        "private": not seeded and math.isfinite(epsilon) and kept,
         "seeded": seeded,
         "epsilon": epsilon,
         "epsilon_claimed": claimed,

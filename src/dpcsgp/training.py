@@ -20,10 +20,10 @@ from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
 from dpcsgp.checkpoint import CheckpointFolder, Snapshot
-from dpcsgp.errors import CheckpointError, DivergenceError
+from dpcsgp.errors import CheckpointError, DivergenceError, PrivateStepError
 from dpcsgp.network import Traffic
 from dpcsgp.privacy import Budget, ClippingEngine, GaussianMechanism, LedgerBook
-from dpcsgp.randomness import PrivateRandomness, PublicRandomness
+from dpcsgp.randomness import PrivateRandomness, PublicRandomness, torch_secrets
 from dpcsgp.recording import Recorder
 from dpcsgp.tasks import Task
 
@@ -158,10 +158,19 @@ def private_gradients(run: Run, model_ND: Tensor, step: int) -> Tensor:
     active = [run.budget.allows(row) and run.mechanism.num_examples[row] > 0 for row in rows]
 
     def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
-        inputs, targets = run.task.examples(indices_NE)
-        inputs = run.augment(inputs, indices_NE, step)  # per example and before clipping
-        # Passes run where the task's data are (`run.device`); state, noise and messages stay in host memory.
-        return _clipped_sum(run, model_ND.to(inputs.device), inputs, targets, present_NE.to(inputs.device)).cpu()
+        try:
+            inputs, targets = run.task.examples(indices_NE)
+            inputs = run.augment(inputs, indices_NE, step)  # per example and before clipping
+            # Passes run where the task's data are (`run.device`); state, noise and messages stay in host memory.
+            with torch_secrets(run.private, step):
+                return _clipped_sum(
+                    run, model_ND.to(inputs.device), inputs, targets, present_NE.to(inputs.device)
+                ).cpu()
+        except Exception as error:  # its text may quote an example, and would be told to all processes of the run
+            raise PrivateStepError(
+                f"the private gradients of step {step} could not be computed ({type(error).__name__}); the reason is shown only "
+                "on the machine that holds the data"
+            ) from error
 
     for row in rows:
         if active[row]:

@@ -416,3 +416,11 @@ def test_deltas_that_differ_must_be_given(tmp_path: Path) -> None:
         common_delta(None, headers)
     assert common_delta(1e-6, headers) == 1e-6
     assert common_delta(None, headers[:1]) == 1e-4
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_seeded_and_fresh_noise_do_not_share_a_ledger(tmp_path: Path, private: bool) -> None:
+    LedgerBook(tmp_path, [0], "9f3c", private=private).close()
+    with pytest.raises(LedgerError, match=r"privacy\.seed"):
+        LedgerBook(tmp_path, [0], "9f3c", private=not private)
+    LedgerBook(tmp_path, [0], "9f3c", private=private).close()

@@ -161,3 +161,35 @@ def test_probes_leave_torchs_generator_alone() -> None:
     check_examples_independent(module, torch.zeros(4))
     check_gradients_reach(module, entropy, (torch.zeros(4), torch.tensor(0)))
     assert torch.equal(torch.rand(2), expected)
+
+
+WEIGHTS = torch.tensor([1.0, 50.0])
+
+
+def weighted_by_the_batch(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, targets, weight=WEIGHTS, reduction="none")
+    return losses / WEIGHTS[targets].sum() * len(targets)
+
+
+def scaled_by_the_batch(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses * losses.detach() / losses.detach().mean()
+
+
+def divided_by_the_number(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none") / len(targets)
+
+
+@pytest.mark.parametrize("loss", [weighted_by_the_batch, scaled_by_the_batch, divided_by_the_number])
+def test_a_loss_that_mixes_examples_is_refused(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    with pytest.raises(ModelError, match="depends on the other examples"):
+        check_gradients_reach(nn.Linear(5, 2), loss, (torch.zeros(5), torch.zeros((), dtype=torch.int64)))
+
+
+def test_losses_of_single_examples_pass() -> None:
+    def fixed_weights(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, weight=WEIGHTS, reduction="none") / 100
+
+    dropout = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+    check_gradients_reach(dropout, fixed_weights, (torch.zeros(5), torch.zeros((), dtype=torch.int64)))
+    check_gradients_reach(nn.Linear(5, 2), lambda o, t: (o - t).square().sum(1), (torch.zeros(5), torch.zeros(2)))

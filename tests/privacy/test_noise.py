@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpcsgp.privacy.noise import SENSITIVITY_SLACK, add_noise, grid_size, rounded_gauss
+from dpcsgp.privacy.noise import add_noise, grid_size, rounded_gauss, sensitivity_slack
 from dpcsgp.randomness import PrivateRandomness
 
 SCALE = 2.0**20
@@ -63,10 +63,10 @@ def test_the_released_values_lie_on_the_grid_whatever_the_sum() -> None:
 def test_rounding_is_paid_for() -> None:
     dim, clip = 101_770, 1.5
     grid = grid_size(clip, dim)
-    assert math.sqrt(dim) * grid <= SENSITIVITY_SLACK / 2 * clip
+    assert math.sqrt(dim) * grid <= sensitivity_slack(1) / 2 * clip
     released = add_noise(torch.zeros(dim), 3.0, clip, PrivateRandomness.fresh([0]), 0, 0)
     assert float(released.std()) >= 3.0 * clip * (1 - 5 / math.sqrt(2 * dim))
-    assert float(released.std()) == pytest.approx(3.0 * clip * (1 + SENSITIVITY_SLACK), rel=0.01)
+    assert float(released.std()) == pytest.approx(3.0 * clip * (1 + sensitivity_slack(1)), rel=0.01)
 
 
 def test_odd_and_tiny_sizes() -> None:

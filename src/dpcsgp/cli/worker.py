@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from dpcsgp.cli.tables import outcome_table, plan_table
 from dpcsgp.cli.watching import Publisher, progress_line
 from dpcsgp.compression import frames
 from dpcsgp.config import Config
-from dpcsgp.errors import ConfigError, DivergenceError, DpcsgpError
+from dpcsgp.errors import ConfigError, DivergenceError, DpcsgpError, PrivateStepError
 from dpcsgp.merging import SharedFolder, StateFiles, merge_parts, merge_rows, merge_summaries, write_part
 from dpcsgp.network.handshake import shake_hands
 from dpcsgp.network.health import Health, announce, end_process, label, take_leave
@@ -111,7 +112,9 @@ def take_part(place: Place, assignment: Assignment) -> Outcome:
         take_leave(store, place.world_size, timeout if place.hosts_store else 0)
         return outcome
     except BaseException as error:
-        _tell_the_others(place, store, f"{name} gave up: {str(error) or type(error).__name__}", linger)
+        # Texts of this package are written to be told; those of other code may quote what it worked on.
+        text = str(error) if isinstance(error, DpcsgpError) else type(error).__name__
+        _tell_the_others(place, store, f"{name} gave up: {text}", linger)
         raise
 
 
@@ -123,6 +126,8 @@ def worker_command(*arguments: Any) -> dict[str, Any]:
     try:
         return worker_session(*arguments)
     except DpcsgpError as error:
+        if isinstance(error, PrivateStepError):
+            print(f"reason, for this machine only: {error.__cause__!r}", file=sys.stderr, flush=True)
         end_process(str(error), error.exit_code)
     except KeyboardInterrupt:
         end_process("stopped at once; continue from the last checkpoint with --resume", 130)

@@ -10,8 +10,11 @@ Reference: Abadi et al., "Deep learning with differential privacy" (2016).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol, final
 
+import torch
 from torch import Tensor, nn
 
 from dpcsgp.errors import ConfigError, ModelError
@@ -82,4 +85,17 @@ class _Checked:
                 f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: expected leading axes {lead} and "
                 f"{places} (nodes, examples{', views' if self._views > 1 else ''})"
             )
-        return self.engine.clipped_sum(parameters_ND, inputs, targets, present_NE, clip_norm)
+        with _full_precision(inputs.device):
+            return self.engine.clipped_sum(parameters_ND, inputs, targets, present_NE, clip_norm)
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Keep float32: half precision or TF32 would make gradients longer than the norm they were clipped to."""
+    kind = device.type if device.type in ("cpu", "cuda") else "cpu"
+    with torch.autocast(kind, enabled=False), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        matmul, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = matmul

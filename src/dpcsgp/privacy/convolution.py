@@ -26,6 +26,7 @@ from dpcsgp.privacy.terms import (
     WRITE_COST,
     ExplicitTerm,
     Term,
+    at_most,
     finite,
     scaled,
     slices,
@@ -80,20 +81,26 @@ class ConvolutionTerm:
     def norm_squared(self) -> Tensor:
         costs = _Costs.of(self.inputs_BCHW, self.delta_BOHW, self.geometry, self.num_examples)
         if costs.gram <= costs.explicit:
-            runs = slices(self.num_examples, costs.gram_floats)
-            return torch.cat([self._gram(rows, costs.gram_of_image) for rows in runs])
-        parts = (self.explicit(rows) for rows in slices(self.num_examples, costs.coordinates))
-        return torch.cat([squared_norms(part) for part in parts])
+            runs = slices(self.num_examples, 2 * costs.gram_floats)
+            squares = torch.cat([self._gram(rows, costs.gram_of_image) for rows in runs])
+        else:
+            parts = (self.explicit(rows) for rows in slices(self.num_examples, costs.coordinates))
+            squares = torch.cat([squared_norms(part) for part in parts])
+        # A pixel is in as many patches as the kernel has places, at most.
+        pixels, deltas = (squared_norms(b.reshape(self.num_examples, -1)) for b in (self.inputs_BCHW, self.delta_BOHW))
+        return at_most(squares, pixels * prod(self.geometry.kernel), deltas)
 
     def _gram(self, rows: slice, whole_image: bool) -> Tensor:
         (up, left), groups = self.geometry.padding, self.geometry.groups
-        padded = F.pad(self._images(self.inputs_BCHW, rows), (left, left, up, up))
-        image, delta = _by_group(padded, rows, groups), _by_group(self._images(self.delta_BOHW, rows), rows, groups)
+        # In double precision, for terms that cancel (see `OuterTerm`).
+        padded = F.pad(self._images(self.inputs_BCHW, rows).double(), (left, left, up, up))
+        delta = _by_group(self._images(self.delta_BOHW, rows).double(), rows, groups)
+        image = _by_group(padded, rows, groups)
         output_sides = (delta.shape[3], delta.shape[4])
         patches = (_gram_of_image if whole_image else _gram_of_windows)(image, self.geometry, output_sides)
         columns = delta.flatten(2)
         products = patches.mul_((columns.mT @ columns).view_as(patches))
-        return products.view(rows.stop - rows.start, -1).sum(dim=1)
+        return products.view(rows.stop - rows.start, -1).sum(dim=1).to(self.inputs_BCHW.dtype)
 
     def _images(self, batch: Tensor, rows: slice) -> Tensor:
         views = len(batch) // self.num_examples

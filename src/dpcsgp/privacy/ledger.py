@@ -260,6 +260,13 @@ class LedgerBook:
                     f"ledger {path} belongs to run {ledger.header.run_id}, node {ledger.header.node}, not to run {run_id}; "
                     "choose another --out folder"
                 )
+            if ledger.header.private != private:
+                ledger.close()
+                before, now = ("fresh", "seeded") if ledger.header.private else ("seeded", "fresh")
+                raise LedgerError(
+                    f"ledger {path} was started with {before} noise and this run has {now} noise (privacy.seed); continue as "
+                    "it was started, or choose another --out folder"
+                )
             return ledger
 
         self._ledgers = dict(zip(self.nodes, self._all(start, range(len(self.nodes))), strict=True))

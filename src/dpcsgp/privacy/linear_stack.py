@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.layerwise import LayerwiseEngine, Loss, check_losses
-from dpcsgp.privacy.terms import CACHED_FLOATS, clip_factors, finite, scaled, slices, squared_norms
+from dpcsgp.privacy.terms import CACHED_FLOATS, at_most, clip_factors, finite, scaled, slices, squared_norms
 
 # Layers without parameters that treat every row of a (rows, features) matrix on its own.
 _ROWWISE: Final = (
@@ -135,8 +135,13 @@ class LinearStackEngine:
             inputs_NE, delta_NE = (squared_norms(rows) for rows in part[1:])
             return delta_NE * (inputs_NE * weight + bias)
         inputs, delta = (rows.unflatten(1, (num_examples, self._views)) for rows in part[1:])
-        squares = (inputs @ inputs.mT).mul_(delta @ delta.mT).sum(dim=(2, 3)) * weight
-        return squares + squared_norms(delta.sum(dim=2)) * bias
+        sizes = [squared_norms(rows.flatten(2)) for rows in (inputs, delta)]
+        inputs, delta = inputs.double(), delta.double()  # views may cancel: see `terms.at_most`
+        squares = (inputs @ inputs.mT).mul_(delta @ delta.mT).sum(dim=(2, 3)).to(sizes[0].dtype)
+        biases = squared_norms(delta.sum(dim=2)).to(sizes[0].dtype)
+        return (
+            at_most(squares, *sizes) * weight + at_most(biases, torch.full_like(sizes[1], self._views), sizes[1]) * bias
+        )
 
     def _contract(self, passes: list[_Pass], factors_NE: Tensor, total_ND: Tensor) -> Tensor:
         """Write sum_e factor_e g_e into the flat vectors."""

@@ -83,7 +83,10 @@ class GaussianMechanism:
                 sum_ND[row] = 0
                 continue
             if self.noise_multipliers[row] > 0:
-                sum_ND[row] = add_noise(sum_ND[row], self.noise_multipliers[row], self.clip_norm, random, step, row)
+                sum_ND[row] = add_noise(
+                    sum_ND[row], self.noise_multipliers[row], self.clip_norm, random, step, row,
+                    self.expected_batch_sizes[row],
+                )  # fmt: skip
         divisors_N1 = torch.tensor(self.expected_batch_sizes, dtype=sum_ND.dtype, device=sum_ND.device)[:, None]
         return sum_ND.div_(divisors_N1.clamp_(min=1))  # a node without data has zeros to divide
 

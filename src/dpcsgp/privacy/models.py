@@ -99,8 +99,8 @@ def _warn(module: nn.Module) -> None:
     dropout = [_label(name, layer) for name, layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd)]
     if dropout:
         warnings.warn(
-            f"Dropout layers {', '.join(dropout)}: their masks come from torch's global generator, do not add to "
-            "privacy and are not repeated by run.seed; with noisy gradients training is often better without them",
+            f"Dropout layers {', '.join(dropout)}: their masks do not add to privacy; with noisy gradients training is "
+            "often better without them",
             UserWarning,
             stacklevel=3,
         )
@@ -229,6 +229,7 @@ def check_gradients_reach(
     total = losses.sum()
     if not total.requires_grad:
         raise ModelError("the loss does not depend on the model's parameters; check the forward pass for detach()")
+    _refuse_mixing_loss(loss, probe, inputs, targets)
     gradients = torch.autograd.grad(total, [parameter for _, parameter in named], allow_unused=True)
     missing = [name for (name, _), gradient in zip(named, gradients, strict=True) if gradient is None]
     if missing:
@@ -236,3 +237,39 @@ def check_gradients_reach(
             f"model parameters {', '.join(repr(name) for name in missing)} get no gradient from the loss: they would "
             "only collect noise; use them in the forward pass or freeze them with requires_grad_(False)"
         )
+
+
+def _refuse_mixing_loss(
+    loss: Callable[[Any, Tensor], Tensor], probe: nn.Module, inputs: Tensor, targets: Tensor
+) -> None:
+    """Refuse a loss whose value or slope for the first example depends on its companions or on how many there are."""
+    others = _probe_batch(inputs[0], "companions")
+    others[0] = inputs[0]
+    turned = (
+        _probe_batch(targets[0], "companions")
+        if targets.is_floating_point()
+        else (1 - targets.to(torch.int64)).to(targets.dtype)
+    )
+    turned[0] = targets[0]
+    batches = [(inputs, targets, slice(None)), (others, turned, slice(None)), (inputs, targets, slice(None, -1))]
+    seen: list[list[Tensor]] = []
+    for batch, labels, rows in batches:
+        with torch_seed(0, "model probe masks"), torch.no_grad():
+            outputs = probe(batch)
+        leaves = [part.detach().requires_grad_() for part in _batched(outputs) if part.is_floating_point()]
+        if isinstance(outputs, Tensor) and leaves:
+            losses = loss(leaves[0][rows], labels[rows])
+            slope = torch.autograd.grad(losses.sum(), leaves[0], allow_unused=True)[0]
+            seen.append([losses[0].detach(), *([] if slope is None else [slope[0]])])
+        elif rows == slice(None):
+            with torch.no_grad():
+                seen.append([loss(outputs, labels)[0]])
+    for other in seen[1:]:
+        for one, another in zip(seen[0], other, strict=True):
+            if not torch.allclose(
+                one, another, rtol=_TOLERANCE, atol=_TOLERANCE * float(one.abs().max()), equal_nan=True
+            ):
+                raise ModelError(
+                    "loss: its value or slope for one example depends on the other examples of the batch, so no example has a "
+                    "gradient of its own; divide by public constants instead of sums or means over the batch"
+                )

@@ -36,6 +36,16 @@ def clip_factors(norm_squared: Tensor, clip_norm: float) -> Tensor:
     return torch.where(norm_squared.isfinite(), factors, 0.0)
 
 
+def at_most(norm_squared: Tensor, inputs_squared: Tensor, delta_squared: Tensor) -> Tensor:
+    """Return `(|g| + 8 u |a| |delta|)^2`, u the unit of rounding; `|a|` and `|delta|` are over all positions.
+
+    A gradient `sum_t delta_t a_t'` may be much smaller than its terms. Its float32 sum is then wrong by about 2^-24 of the
+    terms, not of itself, and must still not be longer than the clip norm.
+    """
+    rounding = 8 * torch.finfo(norm_squared.dtype).eps
+    return (norm_squared.clamp_min(0.0).sqrt() + rounding * (inputs_squared * delta_squared).sqrt()).square()
+
+
 def finite(values: Tensor) -> Tensor:
     """Return a copy with NaN and infinity set to zero.
 
@@ -127,13 +137,16 @@ class OuterTerm:
             return squared_norms(self.inputs_ETI.flatten(1)) * squared_norms(self.delta_ETO.flatten(1))
         height = self.delta_ETO.shape[2]
         if prefers_gram(length, width, height):
-            return torch.cat([self._gram(rows) for rows in slices(num_examples, 2 * length**2)])
-        parts = (self.explicit(rows) for rows in slices(num_examples, width * height))
-        return torch.cat([squared_norms(part) for part in parts])
+            squares = torch.cat([self._gram(rows) for rows in slices(num_examples, 4 * length**2)])
+        else:
+            parts = (self.explicit(rows) for rows in slices(num_examples, width * height))
+            squares = torch.cat([squared_norms(part) for part in parts])
+        return at_most(squares, squared_norms(self.inputs_ETI.flatten(1)), squared_norms(self.delta_ETO.flatten(1)))
 
     def _gram(self, rows: slice) -> Tensor:
-        inputs, delta = self.inputs_ETI[rows], self.delta_ETO[rows]
-        return (inputs @ inputs.mT).mul_(delta @ delta.mT).sum(dim=(1, 2))
+        # In double precision: terms that cancel would leave nothing but rounding errors, and no norm to clip by.
+        inputs, delta = self.inputs_ETI[rows].double(), self.delta_ETO[rows].double()
+        return (inputs @ inputs.mT).mul_(delta @ delta.mT).sum(dim=(1, 2)).to(self.inputs_ETI.dtype)
 
     def explicit(self, rows: slice) -> Tensor:
         return (self.delta_ETO[rows].mT @ self.inputs_ETI[rows]).flatten(1)
@@ -174,7 +187,8 @@ class LookupTerm:
         place = torch.empty_like(run).scatter_(1, order, run)
         table = torch.zeros_like(self.delta_ETO)
         table.scatter_add_(1, place[:, :, None].expand_as(self.delta_ETO), self.delta_ETO)
-        return squared_norms(table.flatten(1))
+        deltas = squared_norms(self.delta_ETO.flatten(1))
+        return at_most(squared_norms(table.flatten(1)), torch.full_like(deltas, self.delta_ETO.shape[1]), deltas)
 
     def explicit(self, rows: slice) -> Tensor:
         indices, delta = self.indices_ET[rows], self.delta_ETO[rows]

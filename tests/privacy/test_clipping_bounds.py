@@ -1,0 +1,67 @@
+"""No example contributes more than the clip norm, whatever rounding does to its gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy import clipping_engine
+from dpcsgp.privacy.noise import sensitivity_slack
+
+SLACK = sensitivity_slack(1) / 2  # what is kept for float32, beside the grid
+
+
+class Difference(nn.Module):
+    """Compares two positions of a sequence: their common part cancels in the gradient."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 8, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.linear(inputs)
+        return hidden[:, 0] - hidden[:, 1]
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().sum(1)
+
+
+def longest(module: nn.Module, inputs: Tensor, targets: Tensor, clip: float, views: int = 1) -> float:
+    """Return the largest norm of one example's clipped gradient, as a multiple of the clip norm."""
+    engine, layout = clipping_engine(module, squared_error, views), ParameterLayout.of(module)
+    models_ND = layout.flatten(module)[None]
+    present = torch.ones(1, 1, dtype=torch.bool)
+    sums = [
+        engine.clipped_sum(models_ND, example[None, None], target[None, None], present, clip)
+        for example, target in zip(inputs, targets, strict=True)
+    ]
+    return max(float(total.double().norm()) for total in sums) / clip
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e2, 1e3, 1e4, 1e6])
+@pytest.mark.parametrize("clip", [1.0, 0.01])
+def test_terms_that_cancel_do_not_slip_through(offset: float, clip: float) -> None:
+    torch.manual_seed(0)
+    inputs = offset * torch.randn(30, 1, 64).sign() + torch.randn(30, 2, 64)
+    assert longest(Difference(64), inputs, torch.zeros(30, 8), clip) <= 1 + SLACK
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e2, 1e4])
+def test_views_that_cancel_do_not_slip_through(offset: float) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 1))
+    base = offset + torch.randn(30, 16)
+    inputs = torch.stack([base, base + 1e-3 * torch.randn(30, 16)], dim=1)
+    with torch.no_grad():
+        targets = module(inputs).mean(dim=1)
+    assert longest(module, inputs, targets, 1e-3, views=2) <= 1 + SLACK
+
+
+def test_half_precision_of_the_caller_does_not_reach_the_gradients() -> None:
+    torch.manual_seed(0)
+    module, inputs = nn.Sequential(nn.Linear(64, 8)), 10 * torch.randn(20, 64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert longest(module, inputs, torch.zeros(20, 8), 1.0) <= 1 + SLACK
