@@ -39,7 +39,7 @@ from dpcsgp.recording import Recorder
 from dpcsgp.tasks import (
     Augmentation,
     Classification,
-    Task,
+    MovableTask,
     build_model,
     check_augmentation,
     compute_features,
@@ -108,7 +108,7 @@ class TaskData(Protocol):
         """What everybody may know."""
         ...
 
-    def task(self, module: nn.Module, nodes: Sequence[int]) -> Task:
+    def task(self, module: nn.Module, nodes: Sequence[int]) -> MovableTask:
         """Return the task of these nodes for the run's module."""
         ...
 
@@ -123,7 +123,7 @@ class Data:
     test: tuple[Tensor, Tensor]
     facts: Facts
 
-    def task(self, module: nn.Module, nodes: Sequence[int]) -> Task:
+    def task(self, module: nn.Module, nodes: Sequence[int]) -> MovableTask:
         """Return classification with each node's part of the data."""
         return Classification.split(module, self.inputs, self.labels, [self.parts[node] for node in nodes], self.test)
 

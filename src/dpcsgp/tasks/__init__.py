@@ -1,7 +1,7 @@
 """What is learned: data sets, how they are split, models, public features, augmentation, and users' own data."""
 
 from dpcsgp.tasks.augmentation import Augmentation, check_augmentation
-from dpcsgp.tasks.base import LossPerExample, Task
+from dpcsgp.tasks.base import LossPerExample, MovableTask, Task
 from dpcsgp.tasks.classification import Classification
 from dpcsgp.tasks.datasets import load_dataset
 from dpcsgp.tasks.features import compute_features, parse_features
@@ -13,6 +13,7 @@ __all__ = [
     "Augmentation",
     "Classification",
     "LossPerExample",
+    "MovableTask",
     "Supervised",
     "Task",
     "build_model",

@@ -33,16 +33,20 @@ class Task(Protocol):
         """Declared, public number of examples of each hosted node."""
         ...
 
-    def to(self, device: str) -> Task:
-        """Return the task with module and data on a device, where forward and backward passes then run."""
-        ...
-
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, ...) and targets (N, E, ...) of each node's own examples by their local numbers."""
         ...
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return metric -> (K,) on public evaluation data; `accuracy` is the one that is printed first."""
+        ...
+
+
+class MovableTask(Task, Protocol):
+    """A task whose module and data can be put on a device."""
+
+    def to(self, device: str) -> Task:
+        """Return the task with module and data on a device, where forward and backward passes then run."""
         ...
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "network"))
+sys.path.insert(0, str(Path(__file__).parent))
 from real_processes import RealProcess, all_end, processes, wait_for
 
 from dpcsgp.privacy.ledger import read_ledgers
