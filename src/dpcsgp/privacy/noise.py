@@ -40,7 +40,7 @@ _MIDDLES: Final = math.tau * (np.arange(1 << _ARC_BITS) - (1 << (_ARC_BITS - 1))
 _COSINES: Final = np.cos(_MIDDLES)
 _SINES: Final = np.sin(_MIDDLES)
 # Pairs per block: long enough to hide the cost of a call, short enough that torch stays in this thread.
-_CHUNK: Final = 1 << 15
+_CHUNK: Final = 3 << 13
 
 
 def grid_size(clip_norm: float, dim: int) -> float:
