@@ -108,3 +108,17 @@ def _off_the_float32_rays(pairs: np.ndarray) -> int:
     cosines, sines = pairs[:half], pairs[half:]
     angles, radii = np.arctan2(sines, cosines), np.hypot(cosines, sines)
     return int(np.sum(np.abs(angles - angles.astype(np.float32)) > 1.0 / radii))
+
+
+def test_noise_does_not_depend_on_the_number_of_threads() -> None:
+    """Simulator and real processes have different ones, and must agree bit for bit."""
+    random, before = PrivateRandomness.seeded(1, [0]), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(rounded_gauss(250_001, 1e9, random, 0, 0))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

@@ -14,8 +14,8 @@ both, so the stated noise multiplier holds for the rounded mechanism.
 The Gaussian values come from the Box-Muller transform of 53-bit radii (values reach 8.6 standard deviations; the mass
 beyond is below 1e-17 per coordinate) and 64-bit angles in double precision. Both matter: the two values of a pair share
 radius and angle, so with angles of 24 or 32 bits they would lie on so few rays that most pairs of grid points could not come
-out, and an attacker who tries out sums would see which one leaves only possible pairs. Angles here are 2^-54 of a turn
-apart in the mean, below one grid point for radii up to 10^15; that every grid point is reached was not proved.
+out, and an attacker who tries out sums would see which one leaves only possible pairs. Angles here are 2^-53 of a turn
+apart or nearer, below one grid point for radii up to 10^15; that every grid point is reached was not proved.
 
 Legend: D coordinates.
 """
@@ -34,13 +34,8 @@ from dpcsgp.randomness import PrivateRandomness
 
 _GRID_SLACK: Final = 2.0**-11
 _LOW_53_BITS: Final = (1 << 53) - 1
-_ARC_BITS: Final = 12
-_HALF_ARC: Final = math.pi / (1 << _ARC_BITS)
-_MIDDLES: Final = math.tau * (np.arange(1 << _ARC_BITS) - (1 << (_ARC_BITS - 1)) + 0.5) / (1 << _ARC_BITS)
-_COSINES: Final = np.cos(_MIDDLES)
-_SINES: Final = np.sin(_MIDDLES)
-# Pairs per block: long enough to hide the cost of a call, short enough that torch stays in this thread.
-_CHUNK: Final = 3 << 13
+# Pairs per block: long enough to hide the cost of a call.
+_CHUNK: Final = 1 << 15
 
 
 def grid_size(clip_norm: float, dim: int) -> float:
@@ -99,58 +94,16 @@ def _rounded_parts(
     raw = random.row_bytes("noise", step, row, 16 * half)
     radius_bits, angle_bits = raw[: 8 * half].view(np.int64), raw[8 * half :].view(np.int64)
     bits, radii, values = np.empty(_CHUNK, dtype=np.int64), np.empty(_CHUNK), np.empty(_CHUNK)
-    circle = _Circle(_CHUNK)
+    angles, waves = np.empty(_CHUNK), np.empty(_CHUNK)
     for start in range(0, half, _CHUNK):
         size = min(_CHUNK, half - start)
         radius = _radii(radius_bits[start : start + size], scale, bits[:size], radii[:size])
-        waves = circle.cosine_and_sine(angle_bits[start : start + size])
-        for wave, first, last in zip(waves, (start, half + start), (half, dim), strict=True):
-            value = np.multiply(radius, wave, out=values[:size])
+        angle = torch.from_numpy(np.multiply(angle_bits[start : start + size], math.pi * 2.0**-63, out=angles[:size]))
+        for wave, first, last in ((torch.cos, start, half), (torch.sin, half + start, dim)):
+            wave(angle, out=torch.from_numpy(waves[:size]))  # faster than numpy's
+            value = np.multiply(radius, waves[:size], out=values[:size])
             stop = min(first + size, last)
             yield slice(first, stop), np.rint(value, out=value)[: stop - first]
-
-
-class _Circle:
-    """Cosine and sine of uniform angles in double precision, faster than the library's and in reused memory.
-
-    The top bits of a word pick one of 4096 arcs, whose middle is in a table; within an arc (|rest| < 0.0008) the first terms of
-    the Taylor series are exact to 1e-17, and the addition theorems put both together.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._arc = np.empty(size, dtype=np.int64)
-        self._floats = np.empty((6, size))
-
-    def cosine_and_sine(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return both for the angles `2 pi word / 2^64`; valid until the next call."""
-        arc = self._arc[: len(words)]
-        rest, square, small_cos, small_sin, cosine, sine = self._floats[:, : len(words)]
-        np.right_shift(words, 64 - _ARC_BITS, out=arc)  # signed: negative arcs come first
-        np.bitwise_and(words, (1 << (64 - _ARC_BITS)) - 1, out=square.view(np.int64))
-        np.multiply(square.view(np.int64), math.tau * 2.0**-64, out=rest)
-        rest -= _HALF_ARC
-        np.multiply(rest, rest, out=square)
-        _series(square, (1 / 24, -1 / 2, 1.0), small_cos)
-        _series(square, (-1 / 6, 1.0), small_sin)
-        small_sin *= rest
-        arc += 1 << (_ARC_BITS - 1)
-        np.take(_COSINES, arc, out=cosine, mode="clip")
-        np.take(_SINES, arc, out=sine, mode="clip")
-        np.multiply(sine, small_sin, out=rest)
-        np.multiply(cosine, small_sin, out=square)
-        cosine *= small_cos
-        cosine -= rest
-        sine *= small_cos
-        sine += square
-        return cosine, sine
-
-
-def _series(square: np.ndarray, coefficients: tuple[float, ...], out: np.ndarray) -> None:
-    """Write `c_0 + c_1 square + ...` (highest first in `coefficients`) into `out`."""
-    out.fill(coefficients[0])
-    for coefficient in coefficients[1:]:
-        out *= square
-        out += coefficient
 
 
 def _radii(words: np.ndarray, scale: float, bits: np.ndarray, out: np.ndarray) -> np.ndarray:
