@@ -139,11 +139,12 @@ def _iterate(run: Run, progress: Progress) -> None:
     if progress.velocity_ND is not None:
         grad_ND.add_(progress.velocity_ND, alpha=run.schedule.momentum)
     state = run.algorithm.descend(progress.state, grad_ND)
+    velocity_ND = grad_ND if progress.velocity_ND is not None else None
+    del grad_ND  # an N x D tensor less while the nodes exchange
     if (step + 1) % run.schedule.gossip_every == 0:
         state = run.algorithm.gossip(state, run.network, run.public)
     # Assigned together at the end: whatever interrupts an iteration leaves the state before it.
-    progress.state = state
-    progress.velocity_ND = grad_ND if progress.velocity_ND is not None else None
+    progress.state, progress.velocity_ND = state, velocity_ND
 
 
 def _steps_within_budget(run: Run) -> int:

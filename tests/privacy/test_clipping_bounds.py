@@ -25,6 +25,22 @@ class Difference(nn.Module):
         return hidden[:, 0] - hidden[:, 1]
 
 
+class Tied(nn.Module):
+    """Looks a row up and multiplies by the same weight: the two parts of its gradient cancel but for a small rest."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(8, 64), nn.Linear(64, 8, bias=False)
+        self.linear.weight = self.table.weight
+        self.register_buffer("direction", offset * (1 + torch.rand(64)))
+        self.register_buffer("rest", torch.randn(64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        direction, rest = self.get_buffer("direction"), self.get_buffer("rest")
+        products = self.linear(direction.expand(len(inputs), -1)).gather(1, inputs)
+        return (self.table(inputs[:, 0]) * (direction + rest)).sum(1, keepdim=True) - products
+
+
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().sum(1)
 
@@ -47,6 +63,13 @@ def test_terms_that_cancel_do_not_slip_through(offset: float, clip: float) -> No
     torch.manual_seed(0)
     inputs = offset * torch.randn(30, 1, 64).sign() + torch.randn(30, 2, 64)
     assert longest(Difference(64), inputs, torch.zeros(30, 8), clip) <= 1 + SLACK
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e2, 1e4, 1e6])
+def test_uses_of_a_shared_weight_that_cancel_do_not_slip_through(offset: float) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randint(8, (30, 1))
+    assert longest(Tied(offset), inputs, 1e3 * torch.randn(30, 1), 1e-2) <= 1 + SLACK
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e2, 1e4])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpcsgp.algorithms.base import Network, Schedule, displacement, rate_at
 from dpcsgp.algorithms.dp_csgp import check_mixing_rate
-from dpcsgp.algorithms.error_feedback import PublicCopies, exchange_differences
+from dpcsgp.algorithms.error_feedback import PublicCopies, add_rows, exchange_differences
 from dpcsgp.compression import Compressor, frames
 from dpcsgp.randomness import PublicRandomness
 
@@ -67,7 +67,7 @@ class ChocoSGD:
         ones_N1 = torch.ones(state.x_ND.shape[0], 1, dtype=torch.float64)
         copies = PublicCopies(state.x_hat_ND, state.pull_ND)
         copies, _ = exchange_differences(self.compressor, state.x_ND, copies, ones_N1, network, random, state.round)
-        x_ND = torch.add(state.x_ND, copies.pull_ND.to(state.x_ND.dtype), alpha=self.mixing_rate)
+        x_ND = add_rows(state.x_ND.clone(), copies.pull_ND, self.mixing_rate)
         return state._replace(x_ND=x_ND, x_hat_ND=copies.x_hat_ND, pull_ND=copies.pull_ND, round=state.round + 1)
 
     def step(self, state: ChocoState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> ChocoState:

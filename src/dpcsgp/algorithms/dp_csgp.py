@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dpcsgp.algorithms.base import Network, Schedule, displacement, rate_at
-from dpcsgp.algorithms.error_feedback import PublicCopies, exchange_differences
+from dpcsgp.algorithms.error_feedback import PublicCopies, add_rows, exchange_differences
 from dpcsgp.compression import Compressor, frames
 from dpcsgp.errors import ConfigError
 from dpcsgp.randomness import PublicRandomness
@@ -82,7 +82,7 @@ class DPCSGP:
         copies, y_S1 = exchange_differences(
             self.compressor, state.x_ND, copies, state.y_N1, network, random, state.round
         )
-        w_ND = torch.add(state.x_ND, copies.pull_ND.to(state.x_ND.dtype), alpha=self.mixing_rate)
+        w_ND = add_rows(state.x_ND.clone(), copies.pull_ND, self.mixing_rate)
         y_N1 = state.y_N1 + self.mixing_rate * (network.mix(y_S1) - state.y_N1)
         return state._replace(
             x_ND=w_ND, x_hat_ND=copies.x_hat_ND, pull_ND=copies.pull_ND, y_N1=y_N1, round=state.round + 1

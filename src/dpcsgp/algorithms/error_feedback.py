@@ -50,6 +50,13 @@ def exchange_differences(
     q_NB = compressor.encode(x_ND - copies.x_hat_ND, random, round_)
     weights_S1, q_SB = swap(network, round_, weights_N1, q_NB)
     q_SD = compressor.decode(q_SB, x_ND.shape[1], random.of(network.senders), round_)
-    own_ND = q_SD[list(network.own_rows)]
-    pull_ND = network.mix(q_SD, copies.pull_ND - own_ND)
+    own_ND = q_SD if network.senders == network.nodes else q_SD[list(network.own_rows)]  # no copy in a simulator
+    pull_ND = network.mix(q_SD, add_rows(copies.pull_ND.clone(), own_ND, -1.0))
     return PublicCopies(copies.x_hat_ND + own_ND, pull_ND), weights_S1
+
+
+def add_rows(onto_ND: Tensor, values_ND: Tensor, factor: float) -> Tensor:
+    """Add in place and return `onto`, row by row: of matrices of two types torch would first convert a whole copy."""
+    for onto_D, values_D in zip(onto_ND, values_ND, strict=True):
+        onto_D.add_(values_D, alpha=factor)
+    return onto_ND

@@ -86,9 +86,12 @@ class ConvolutionTerm:
         else:
             parts = (self.explicit(rows) for rows in slices(self.num_examples, costs.coordinates))
             squares = torch.cat([squared_norms(part) for part in parts])
+        return at_most(squares, self.uncancelled())
+
+    def uncancelled(self) -> Tensor:
         # A pixel is in as many patches as the kernel has places, at most.
         pixels, deltas = (squared_norms(b.reshape(self.num_examples, -1)) for b in (self.inputs_BCHW, self.delta_BOHW))
-        return at_most(squares, pixels * prod(self.geometry.kernel), deltas)
+        return (pixels * prod(self.geometry.kernel) * deltas).sqrt()
 
     def _gram(self, rows: slice, whole_image: bool) -> Tensor:
         (up, left), groups = self.geometry.padding, self.geometry.groups

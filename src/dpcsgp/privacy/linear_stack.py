@@ -12,6 +12,7 @@ Reference: Goodfellow, "Efficient per-example gradient computations" (2015).
 from __future__ import annotations
 
 import copy
+import math
 from typing import Final, NamedTuple, final
 
 import torch
@@ -139,9 +140,9 @@ class LinearStackEngine:
         inputs, delta = inputs.double(), delta.double()  # views may cancel: see `terms.at_most`
         squares = (inputs @ inputs.mT).mul_(delta @ delta.mT).sum(dim=(2, 3)).to(sizes[0].dtype)
         biases = squared_norms(delta.sum(dim=2)).to(sizes[0].dtype)
-        return (
-            at_most(squares, *sizes) * weight + at_most(biases, torch.full_like(sizes[1], self._views), sizes[1]) * bias
-        )
+        inputs_NE, delta_NE = (size.sqrt() for size in sizes)
+        most = at_most(squares, inputs_NE * delta_NE), at_most(biases, delta_NE * math.sqrt(self._views))
+        return most[0] * weight + most[1] * bias
 
     def _contract(self, passes: list[_Pass], factors_NE: Tensor, total_ND: Tensor) -> Tensor:
         """Write sum_e factor_e g_e into the flat vectors."""

@@ -36,14 +36,14 @@ def clip_factors(norm_squared: Tensor, clip_norm: float) -> Tensor:
     return torch.where(norm_squared.isfinite(), factors, 0.0)
 
 
-def at_most(norm_squared: Tensor, inputs_squared: Tensor, delta_squared: Tensor) -> Tensor:
-    """Return `(|g| + 8 u |a| |delta|)^2`, u the unit of rounding; `|a|` and `|delta|` are over all positions.
+def at_most(norm_squared: Tensor, uncancelled: Tensor) -> Tensor:
+    """Return `(|g| + 8 u s)^2`, u the unit of rounding and s what |g| could be if its terms did not cancel.
 
     A gradient `sum_t delta_t a_t'` may be much smaller than its terms. Its float32 sum is then wrong by about 2^-24 of the
     terms, not of itself, and must still not be longer than the clip norm.
     """
     rounding = 8 * torch.finfo(norm_squared.dtype).eps
-    return (norm_squared.clamp_min(0.0).sqrt() + rounding * (inputs_squared * delta_squared).sqrt()).square()
+    return (norm_squared.clamp_min(0.0).sqrt() + rounding * uncancelled).square()
 
 
 def finite(values: Tensor) -> Tensor:
@@ -65,7 +65,11 @@ class Term(Protocol):
     """The per-example gradients (E, P) of one parameter, in whatever form is cheapest to hold."""
 
     def norm_squared(self) -> Tensor:
-        """Return |g_e|^2 for every example: (E,)."""
+        """Return |g_e|^2 for every example, a little more where its terms cancel: (E,)."""
+        ...
+
+    def uncancelled(self) -> Tensor:
+        """Return a bound on |g_e| that holds whatever the signs of its terms: (E,)."""
         ...
 
     def explicit(self, rows: slice) -> Tensor:
@@ -113,6 +117,9 @@ class ExplicitTerm:
     def norm_squared(self) -> Tensor:
         return squared_norms(self.gradient_EP)
 
+    def uncancelled(self) -> Tensor:
+        return self.norm_squared().sqrt()
+
     def explicit(self, rows: slice) -> Tensor:
         return self.gradient_EP[rows]
 
@@ -141,7 +148,10 @@ class OuterTerm:
         else:
             parts = (self.explicit(rows) for rows in slices(num_examples, width * height))
             squares = torch.cat([squared_norms(part) for part in parts])
-        return at_most(squares, squared_norms(self.inputs_ETI.flatten(1)), squared_norms(self.delta_ETO.flatten(1)))
+        return at_most(squares, self.uncancelled())
+
+    def uncancelled(self) -> Tensor:
+        return (squared_norms(self.inputs_ETI.flatten(1)) * squared_norms(self.delta_ETO.flatten(1))).sqrt()
 
     def _gram(self, rows: slice) -> Tensor:
         # In double precision: terms that cancel would leave nothing but rounding errors, and no norm to clip by.
@@ -187,8 +197,10 @@ class LookupTerm:
         place = torch.empty_like(run).scatter_(1, order, run)
         table = torch.zeros_like(self.delta_ETO)
         table.scatter_add_(1, place[:, :, None].expand_as(self.delta_ETO), self.delta_ETO)
-        deltas = squared_norms(self.delta_ETO.flatten(1))
-        return at_most(squared_norms(table.flatten(1)), torch.full_like(deltas, self.delta_ETO.shape[1]), deltas)
+        return at_most(squared_norms(table.flatten(1)), self.uncancelled())
+
+    def uncancelled(self) -> Tensor:
+        return (squared_norms(self.delta_ETO.flatten(1)) * self.delta_ETO.shape[1]).sqrt()
 
     def explicit(self, rows: slice) -> Tensor:
         indices, delta = self.indices_ET[rows], self.delta_ETO[rows]
@@ -212,7 +224,10 @@ class SumTerm:
 
     def norm_squared(self) -> Tensor:
         parts = (self.explicit(rows) for rows in slices(self.num_examples, 2 * self.num_coordinates))
-        return torch.cat([squared_norms(part) for part in parts])
+        return at_most(torch.cat([squared_norms(part) for part in parts]), self.uncancelled())
+
+    def uncancelled(self) -> Tensor:
+        return torch.stack([term.uncancelled() for term in self.terms]).sum(dim=0)
 
     def explicit(self, rows: slice) -> Tensor:
         return torch.stack([term.explicit(rows) for term in self.terms]).sum(dim=0)
