@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpcsgp.benchmarking.timing import Ratio, compare, deciding_clock, measure
 from dpcsgp.compression import Compressor, parse_compressor
+from dpcsgp.compression.rotate import plan_rotation, rotate
 from dpcsgp.randomness import PublicRandomness
 
 # Times `torch.rand`; None: shown, not held to a limit.
@@ -24,6 +26,8 @@ LIMITS: dict[str, float | None] = {
     "rot:1": None,
     "rot:2": None,
 }
+
+ROTATION = "rotation alone"
 
 
 def benchmark_compression(quick: bool = False) -> list[Ratio]:
@@ -38,13 +42,33 @@ def benchmark_compression(quick: bool = False) -> list[Ratio]:
     }
     for spec in LIMITS:
         ways[spec] = _both_ways(parse_compressor(spec), x_ND, random)
+    ways[ROTATION] = _rotation(x_ND, random)
     times = measure(ways, rounds=3 if quick else 9)
     note = f"encode + decode, {num_nodes} x {dim:,}"
-    return [
-        compare("compression", times, spec, "torch.rand", clock=clock, limit=limit, note=note)
-        for spec, limit in LIMITS.items()
-    ] + [compare("compression", times, spec, "memory copy", clock=clock) for spec in LIMITS]
+    alone = f"of rot:1, {num_nodes} x {dim:,}, one way: signs and butterflies"
+    return (
+        [
+            compare("compression", times, spec, "torch.rand", clock=clock, limit=limit, note=note)
+            for spec, limit in LIMITS.items()
+        ]
+        + [compare("compression", times, ROTATION, "torch.rand", clock=clock, limit=1.0, note=alone)]
+        + [compare("compression", times, spec, "memory copy", clock=clock) for spec in LIMITS]
+    )
 
 
 def _both_ways(compressor: Compressor, x_ND: Tensor, random: PublicRandomness) -> Callable[[], Tensor]:
     return lambda: compressor.decode(compressor.encode(x_ND, random, 0), x_ND.shape[1], random, 0)
+
+
+def _rotation(x_ND: Tensor, random: PublicRandomness) -> Callable[[], None]:
+    """Return the public rotation of the vectors, in place and node after node, as the encoder makes it."""
+    plan = plan_rotation(x_ND.shape[1], bits=1)
+    rotated_NW = np.zeros((len(x_ND), plan.width), dtype=np.float32)
+    rotated_NW[:, : x_ND.shape[1]] = x_ND.numpy()
+    streams = [random.of([node]) for node in random.nodes]
+
+    def turn() -> None:
+        for row, stream in enumerate(streams):
+            rotate(rotated_NW[row : row + 1], plan, stream, 0)
+
+    return turn
