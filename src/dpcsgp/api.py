@@ -10,24 +10,24 @@ Legend: N hosted nodes, D coordinates, J examples.
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, final
+from typing import Any, Literal, final
 
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dpcsgp.assembly import Blueprint, design
+from dpcsgp.assembly import design
+from dpcsgp.cli.session import new_folder, refuse_changed_settings
+from dpcsgp.cli.worker import OWN_SETTINGS
 from dpcsgp.config import Config, change_config, load_config
 from dpcsgp.errors import ConfigError, DataError, DivergenceError, ModelError
 from dpcsgp.network.torch_distributed import Place, spread
+from dpcsgp.own_run import OwnRun
 from dpcsgp.own_task import OwnData
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import ReleaseEvent, read_ledgers, releases_by_node
@@ -35,14 +35,12 @@ from dpcsgp.privacy.models import check_model
 from dpcsgp.randomness import torch_seed
 from dpcsgp.recording import read_rows
 from dpcsgp.results import ResultsFolder
-from dpcsgp.simulation import Outcome, StopSignal, simulate
+from dpcsgp.simulation import Outcome
 from dpcsgp.tasks import LossPerExample
 from dpcsgp.tasks.own_data import NodeData
 from dpcsgp.tasks.supervised import LOSSES, Metric
 
 __all__ = ["Result", "load_model", "train"]
-
-_starts: Final = itertools.count()  # of this process; under torchrun every one needs names of its own in the store
 
 
 @final
@@ -151,11 +149,8 @@ def train(
     data.check(module)
     folder = _folder(whole, out, resume, place)
     watch = on_evaluation or (lambda row: None)
-    stop = should_stop or (lambda step: False)
-    if place is None:
-        outcome = _simulate(blueprint, data, folder, resume, watch, stop, verbose)
-    else:
-        outcome = _take_part(place, blueprint, data, folder, resume, watch, stop, verbose)
+    run = OwnRun(blueprint, data, folder, resume, watch, should_stop or (lambda step: False), verbose)
+    outcome = run.simulate() if place is None else run.take_part(place)
     outcome.run.ledger.close()
     reason = str(outcome.summary["stopped_because"])
     if reason.startswith("diverged"):
@@ -275,9 +270,6 @@ def _loss_and_metrics(
 
 def _folder(config: Config, out: Path | str | None, resume: bool, place: Place | None) -> Path:
     """Return the results folder, or refuse one that holds another run."""
-    from dpcsgp.cli.session import new_folder, refuse_changed_settings
-    from dpcsgp.cli.worker import OWN_SETTINGS
-
     if out is None:
         if resume or place is not None:
             raise ConfigError(
@@ -304,67 +296,6 @@ def _folder(config: Config, out: Path | str | None, resume: bool, place: Place |
 
 def _flat(config: Config) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, table in config.model_dump().items() for key, value in table.items()}
-
-
-def _simulate(
-    blueprint: Blueprint,
-    data: OwnData,
-    folder: Path,
-    resume: bool,
-    on_row: Callable[[dict[str, Any]], None],
-    should_stop: Callable[[int], bool],
-    verbose: bool,
-) -> Outcome:
-    """Train all nodes in this process."""
-    from dpcsgp.cli.session import watching
-    from dpcsgp.cli.tables import outcome_table, plan_table
-
-    console = Console(quiet=not verbose)
-    console.print(plan_table(blueprint))
-    results = ResultsFolder.reopen(folder)[0] if resume else ResultsFolder.create(folder, blueprint.config)
-    with StopSignal(console.print, should_stop) as stop:
-        outcome = simulate(
-            blueprint,
-            data,
-            results,
-            resume=resume,
-            watching=partial(watching, console) if verbose else lambda run: nullcontext(lambda progress: None),
-            should_stop=stop.is_set,
-            on_row=on_row,
-        )
-    if stop.asked:
-        outcome.run.ledger.close()
-        raise KeyboardInterrupt(f"stopped; continue with out={str(folder)!r}, resume=True")
-    console.print(outcome_table(outcome.summary))
-    return outcome
-
-
-def _take_part(
-    place: Place,
-    blueprint: Blueprint,
-    data: OwnData,
-    folder: Path,
-    resume: bool,
-    on_row: Callable[[dict[str, Any]], None],
-    should_stop: Callable[[int], bool],
-    verbose: bool,
-) -> Outcome:
-    """Train this process's nodes together with the other processes that torchrun started."""
-    from dpcsgp.cli.worker import Assignment, take_part
-
-    start = next(_starts)
-    return take_part(
-        replace(place, attempt=place.attempt + 10**6 * start),
-        Assignment(
-            open_config=lambda: blueprint.config,
-            prepare=lambda config: (blueprint, data),
-            out=folder,
-            resume=resume,
-            should_stop=should_stop,
-            on_row=on_row,
-            quiet=not verbose,
-        ),
-    )
 
 
 def _result(folder: Path, outcome: Outcome, module: nn.Module) -> Result:

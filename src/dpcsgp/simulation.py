@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from dpcsgp import training
@@ -71,36 +68,3 @@ def load_snapshot(run: training.Run) -> Snapshot | None:
 def previous_processes(checkpoints: Path) -> set[int]:
     """Return how many processes wrote the snapshots in a folder (empty: there are none)."""
     return {int(path.stem.rpartition("-of-")[2]) for path in checkpoints.glob("step-*.part-*-of-*.json")}
-
-
-class StopSignal:
-    """Turns Ctrl-C and SIGTERM into "finish this step, then save"; a second one stops at once."""
-
-    def __init__(
-        self, say: Callable[[str], None] = lambda text: None, also: Callable[[int], bool] = lambda step: False
-    ) -> None:
-        self._say = say
-        self._also = also  # another reason to stop before a step
-        self.asked = False
-        self._previous: dict[int, Any] = {}
-
-    def is_set(self, step: int) -> bool:
-        """Say whether a stop was asked for."""
-        return self.asked or self._also(step)
-
-    def __enter__(self) -> StopSignal:
-        if threading.current_thread() is not threading.main_thread():
-            return self  # only the main thread gets signals
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        self._say("stopping after this step; once more to stop at once")

@@ -24,6 +24,7 @@ from dpcsgp.config import Config
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.network.health import Store, announce, known_cause, label
 from dpcsgp.network.torch_distributed import Place, serve_store, spread
+from dpcsgp.signals import STOPPING, SignalCatcher
 from dpcsgp.simulation import previous_processes
 
 _POLL_SECONDS = 0.1
@@ -133,22 +134,13 @@ def _environment(place: Place) -> dict[str, str]:
     }
 
 
-class Signals:
+class Signals(SignalCatcher):
     """Catches Ctrl-C and SIGTERM for the workers, who finish the step and save; a second one ends them at once."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self.asked = 0
         self._console, self._passed_on = console, 0
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.asked += 1
@@ -161,7 +153,7 @@ class Signals:
         for child in children:
             child.send(signal.SIGINT if self.asked == 1 else signal.SIGKILL)
         if self.asked == 1:
-            self._console.print("stopping after this step; once more to stop at once", style="yellow")
+            self._console.print(STOPPING, style="yellow")
 
 
 def _tell_of_failures(store: Store, children: Sequence[Child], hosting: Sequence[tuple[int, ...]]) -> None:

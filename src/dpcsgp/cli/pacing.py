@@ -8,7 +8,7 @@ from dpcsgp import training
 from dpcsgp.assembly import Blueprint
 from dpcsgp.network.health import Store, read
 from dpcsgp.network.torch_distributed import largest_lead
-from dpcsgp.simulation import StopSignal
+from dpcsgp.signals import StopSignal
 
 MEETING_STEPS = 10
 

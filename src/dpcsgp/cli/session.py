@@ -21,7 +21,8 @@ from dpcsgp.config import Config, load_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.results import ResultsFolder
-from dpcsgp.simulation import StopSignal, simulate
+from dpcsgp.signals import StopSignal
+from dpcsgp.simulation import simulate
 from dpcsgp.tensorboard import tensorboard_log
 
 

@@ -31,7 +31,8 @@ from dpcsgp.network.health import Health, announce, end_process, label, take_lea
 from dpcsgp.network.torch_distributed import Place, TorchDistributed, leave_group, spread
 from dpcsgp.recording import Recorder
 from dpcsgp.results import ResultsFolder
-from dpcsgp.simulation import Outcome, StopSignal, load_snapshot
+from dpcsgp.signals import StopSignal
+from dpcsgp.simulation import Outcome, load_snapshot
 
 START_SECONDS = 120.0  # processes may take this long to start, one after the other, on a busy machine
 # Settings that may differ between the machines of one run without changing what is computed.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -152,43 +152,44 @@ def _trace(module: nn.Module, batch: Tensor) -> list[tuple[str, Tensor]]:
     """Return the first example's row of every layer's output, in the order in which layers finish."""
     rows: list[tuple[str, Tensor]] = []
 
-    def record(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: Any, output: Any) -> None:
-            rows.extend((name, part[0].detach().clone()) for part in _batched(output))
+    def keep(name: str, layer: nn.Module, output: Any) -> None:
+        rows.extend((name, part[0].detach().clone()) for part in _batched(output))
 
-        return hook
+    _watch_outputs(module, batch, list(module.named_modules()), keep)
+    return rows
 
-    handles = [layer.register_forward_hook(record(name)) for name, layer in module.named_modules()]
+
+def _watch_outputs(
+    module: nn.Module,
+    batch: Tensor,
+    layers: Sequence[tuple[str, nn.Module]],
+    see: Callable[[str, nn.Module, Any], None],
+) -> None:
+    """Run the module once and show the output of each of these layers as it comes."""
+
+    def hook(name: str) -> Callable[..., None]:
+        return lambda layer, args, output: see(name, layer, output)
+
+    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers]
     try:
         with torch_seed(0, "model probe masks"), torch.no_grad():
             module(batch)
     finally:
         for handle in handles:
             handle.remove()
-    return rows
 
 
 def _warn_about_in_place(module: nn.Module, batch: Tensor) -> None:
     """Warn about outputs of layers that later code writes into, such as `relu_(layer(x))`."""
     seen: list[tuple[str, nn.Module, Tensor, int]] = []
 
-    def record(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: Any, output: Any) -> None:
-            if not getattr(layer, "inplace", False):
-                seen.extend((name, layer, part, part._version) for part in _batched(output))
-
-        return hook
+    def keep(name: str, layer: nn.Module, output: Any) -> None:
+        seen.extend((name, layer, part, part._version) for part in _batched(output))
 
     layers = [(name, layer) for name, layer in module.named_modules() if not list(layer.children())]
     if any(getattr(layer, "inplace", False) for _, layer in layers):
         return  # `check_model` warns about these
-    handles = [layer.register_forward_hook(record(name)) for name, layer in layers]
-    try:
-        with torch_seed(0, "model probe masks"), torch.no_grad():
-            module(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    _watch_outputs(module, batch, layers, keep)
     changed = dict.fromkeys(_label(name, layer) for name, layer, part, version in seen if part._version != version)
     if changed:
         warnings.warn(

@@ -72,7 +72,8 @@ def run_grid(cells: Sequence[Cell], root: Path, show: Show, processes: int | Non
         show("", done, total)
         processes = min(processes or os.cpu_count() or 1, len(waiting))
         # Fresh processes: forked ones would inherit torch's threads in an unknown state.
-        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread, (os.getpid(),))
+        threads = max(1, (os.cpu_count() or 1) // processes)
+        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare, (os.getpid(), threads))
         try:
             futures = {pool.submit(run_cell, cell, folder): folder for folder, cell in waiting.items()}
             failures: list[DpcsgpError] = []
@@ -112,7 +113,8 @@ def run_cell(cell: Cell, path: Path) -> bool:
     """Run or continue one cell in this process; return whether it ended in its own right."""
     from dpcsgp.assembly import design
     from dpcsgp.results import ResultsFolder
-    from dpcsgp.simulation import StopSignal, simulate
+    from dpcsgp.signals import StopSignal
+    from dpcsgp.simulation import simulate
 
     config, resume = cell.config, (path / "config.toml").exists()
     with StopSignal() as stop:  # Ctrl-C reaches all processes: each ends its step and writes a checkpoint
@@ -126,7 +128,8 @@ def run_cell(cell: Cell, path: Path) -> bool:
     return True
 
 
-def _one_thread(parent: int) -> None:
+def _prepare(parent: int, num_threads: int) -> None:
+    """Make a process of the grid ready: it dies with its parent, and takes its share of the cores."""
     import signal
 
     import torch
@@ -135,7 +138,7 @@ def _one_thread(parent: int) -> None:
     from dpcsgp.orphans import die_with
 
     die_with(parent)
-    torch.set_num_threads(1)
+    torch.set_num_threads(num_threads)
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # while a run is under way, `StopSignal` listens
 

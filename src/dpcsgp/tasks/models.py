@@ -2,7 +2,8 @@
 
 Legend: E examples, C channels, H rows and W columns of an input.
 References: "cnn" follows Papernot et al. (2021), arXiv 2007.14191; "resnet18" follows He et al. (2016), arXiv 1512.03385
-with the stem for small images, and GroupNorm (Wu, He 2018, arXiv 1803.08494) where BatchNorm would mix examples.
+with the stem for small images, GroupNorm (Wu, He 2018, arXiv 1803.08494) where BatchNorm would mix examples, and the
+last scale of every block at zero (Goyal et al. 2017, arXiv 1706.02677).
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class ResidualBlock(nn.Module):
         projection = nn.Conv2d(fan_in, fan_out, 1, stride=stride, bias=False)
         self.shortcut = nn.Identity() if same else nn.Sequential(projection, nn.GroupNorm(_GROUPS, fan_out))
         self.relu = nn.ReLU()
+        # A block starts as its shortcut: examples then agree far more on where to go, which is what survives the noise.
+        nn.init.zeros_(self.residual[-1].weight)  # pyright: ignore[reportArgumentType]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map (E, C, H, W) to (E, C', H / stride, W / stride)."""

@@ -1,0 +1,74 @@
+"""A run of a caller's own model and data, once everything about it has been checked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, final
+
+from rich.console import Console
+
+from dpcsgp.assembly import Blueprint
+from dpcsgp.cli.session import watching
+from dpcsgp.cli.tables import outcome_table, plan_table
+from dpcsgp.cli.worker import Assignment, take_part
+from dpcsgp.network.torch_distributed import Place
+from dpcsgp.own_task import OwnData
+from dpcsgp.results import ResultsFolder
+from dpcsgp.signals import StopSignal
+from dpcsgp.simulation import Outcome, simulate
+
+_starts: Final = itertools.count()  # of this process; under torchrun every one needs names of its own in the store
+
+
+@final
+@dataclass(frozen=True)
+class OwnRun:
+    """What is to be trained, where it is recorded, and who is told."""
+
+    blueprint: Blueprint
+    data: OwnData
+    folder: Path
+    resume: bool
+    on_row: Callable[[dict[str, Any]], None]
+    should_stop: Callable[[int], bool]
+    verbose: bool
+
+    def simulate(self) -> Outcome:
+        """Train all nodes in this process."""
+        console = Console(quiet=not self.verbose)
+        console.print(plan_table(self.blueprint))
+        config = self.blueprint.config
+        results = ResultsFolder.reopen(self.folder)[0] if self.resume else ResultsFolder.create(self.folder, config)
+        with StopSignal(console.print, self.should_stop) as stop:
+            outcome = simulate(
+                self.blueprint,
+                self.data,
+                results,
+                resume=self.resume,
+                watching=partial(watching, console) if self.verbose else lambda run: nullcontext(lambda progress: None),
+                should_stop=stop.is_set,
+                on_row=self.on_row,
+            )
+        if stop.asked:
+            outcome.run.ledger.close()
+            raise KeyboardInterrupt(f"stopped; continue with out={str(self.folder)!r}, resume=True")
+        console.print(outcome_table(outcome.summary))
+        return outcome
+
+    def take_part(self, place: Place) -> Outcome:
+        """Train this process's nodes together with the other processes that torchrun started."""
+        assignment = Assignment(
+            open_config=lambda: self.blueprint.config,
+            prepare=lambda config: (self.blueprint, self.data),
+            out=self.folder,
+            resume=self.resume,
+            should_stop=self.should_stop,
+            on_row=self.on_row,
+            quiet=not self.verbose,
+        )
+        return take_part(replace(place, attempt=place.attempt + 10**6 * next(_starts)), assignment)
