@@ -95,6 +95,19 @@ def test_low_frequencies_are_tried_for_large_pictures_and_plain_networks_only() 
     assert tried("task.name=digits") == {"standardize"}
 
 
+def test_histograms_with_a_linear_model_are_planned_where_any_model_will_do() -> None:
+    config = load_config(None, ["task.name=mnist", "graph.num_nodes=3", "privacy.epsilon=4", "run.checkpoint_every=0"])
+    found = search_features(config, 30, Limits(megabytes=0.02), free_model=True)
+    models = {row.config.task.features: row.config.task.model for row in found.rows}
+    assert models == {"standardize": "mlp:128", "dct:10": "mlp:128", "hog:8": "logistic"}
+    ends = [row for row in found.rows if row.exchange.startswith("end ")]
+    assert {row.config.task.features for row in ends} == {"hog:8"}  # only convex models can be averaged at the end
+    alone = [row for row in found.rows if row.exchange == "local" and row.config.task.features == "hog:8"]
+    assert max(row.bytes_per_edge for row in alone) == 0 < min(row.bytes_per_edge for row in ends)
+    sent = {row.bytes_per_edge for row in ends if row.exchange == "end rot:3"}
+    assert len(sent) == 1  # rounds at the end only, however many steps
+
+
 def outlook(shortfall: float) -> Outlook:
     return Outlook(1.0, 1.0, 0.1, 0.1, 1.0, 0.0, shortfall)
 

@@ -31,7 +31,10 @@ def plan(
     task: Annotated[str | None, typer.Option(help="Same as task.name.")] = None,
     model: Annotated[str | None, typer.Option(help="Same as task.model.")] = None,
     features: Annotated[
-        str | None, typer.Option(help="Same as task.features; default: tries 'standardize' and low frequencies.")
+        str | None,
+        typer.Option(
+            help="Same as task.features; default: tries 'standardize', low frequencies and, without --model, HOG."
+        ),
     ] = None,
     graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
@@ -65,11 +68,13 @@ def plan(
     config = load_config(config_file, [*(settings or []), *as_settings(shortcuts)])
     limits = Limits(max_megabytes, max_minutes)
     console = Console(quiet=as_json)
+    named = {setting.partition("=")[0].strip() for setting in settings or []}
     with console.status("planning") as status:
-        if config_file or features or any(setting.strip().startswith("task.features") for setting in settings or []):
+        if config_file or features or "task.features" in named:
             found = search(config, declared_facts(config, num_examples), limits, status.update)
         else:
-            found = search_features(config, num_examples, limits, status.update)
+            free = model is None and "task.model" not in named
+            found = search_features(config, num_examples, limits, status.update, free_model=free)
     if out is not None:
         write_plan(out, found.chosen)
     if as_json:
@@ -115,6 +120,7 @@ def _as_dict(row: Row, chosen: bool) -> dict[str, Any]:
         "algorithm": config.algorithm.name,
         "exchange": row.exchange,
         "features": config.task.features,
+        "model": config.task.model,
         "steps": config.algorithm.steps,
         "batch_size": row.batch_size,
         "learning_rate": row.outlook.learning_rate,
@@ -130,6 +136,11 @@ def _as_dict(row: Row, chosen: bool) -> dict[str, Any]:
         "memory_bytes": row.memory_bytes,
         "seconds": row.seconds,
     }
+
+
+def _inputs(row: Row) -> str:
+    """Return the features, and whether the model on them is linear."""
+    return row.config.task.features + (" lin." if row.config.task.model == "logistic" else "")
 
 
 def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
@@ -148,7 +159,7 @@ def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
         sign = ("->" if row is found.chosen else "  ") + ("*" if row.on_front else "")
         outlook = row.outlook
         table.add_row(
-            sign, row.exchange, row.config.task.features, str(row.config.algorithm.steps), str(row.batch_size),
+            sign, row.exchange, _inputs(row), str(row.config.algorithm.steps), str(row.batch_size),
             f"{outlook.learning_rate:g}", f"{outlook.noise_multiplier:.3g}", f"{outlook.noise_to_reference:.2f}",
             f"{outlook.shortfall:.4f}", f"{row.bytes_per_edge / 1e6:.3f}", f"{row.memory_bytes / 1e9:.2f}",
             f"{row.seconds / 60:.1f}", style="bold" if row is found.chosen else "",

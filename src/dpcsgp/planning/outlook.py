@@ -38,11 +38,15 @@ SIGNAL: Final = 0.5  # G / clip norm
 @final
 @dataclass(frozen=True)
 class Gossip:
-    """How one way of exchanging messages behaves: radius per round, disagreement under unit noise, nodes averaged."""
+    """How one way of exchanging messages behaves: radius per step, disagreement under unit noise, nodes averaged.
+
+    Radius 1 means that nothing is exchanged while training; `polish_radius` is then that of the rounds at the end.
+    """
 
     radius: float
     disagreement: float
     num_averaged: int
+    polish_radius: float | None = None
 
 
 @final
@@ -109,7 +113,10 @@ def _late_disagreement(rates_T: np.ndarray, settings: AlgorithmConfig, gossip: G
     """Return the root mean square distance of a node from the average at the end, for unit noise in its gradients."""
     if gossip.num_averaged == 1 or gossip.disagreement == 0.0:
         return 0.0
+    polished = (gossip.polish_radius or gossip.radius) ** settings.polish_rounds
+    if gossip.radius == 1.0:
+        return polished * float(np.sqrt((_reach(rates_T, settings.momentum) ** 2).sum()))
     memory = 1.0 / max(1.0 - gossip.radius**2, 1.0 / len(rates_T))  # rounds after which a step's noise is forgotten
     recent = rates_T[-min(len(rates_T), math.ceil(memory)) :] / (1.0 - settings.momentum)
     settled = math.sqrt(gossip.disagreement) * float(np.sqrt((recent**2).mean()))
-    return settled * gossip.radius**settings.polish_rounds
+    return settled * polished

@@ -33,9 +33,11 @@ COMPRESSORS: Final = (
 BLOCKS: Final = (10, 30)
 SELDOM: Final = 3  # also try the two coarsest rotations with an exchange in every third step only
 POLISH_ROUNDS: Final = 3
+AT_THE_END: Final = "local-then-average"
 AS_GOOD: Final = 1.02  # shortfalls within this factor count as equal
 
 LOW_FREQUENCIES: Final = "dct:10"
+GRADIENT_HISTOGRAMS: Final = {"features": "hog:8", "model": "logistic"}
 _LARGE_PICTURE: Final = 20  # pixels on the shorter side
 
 Tell = Callable[[str], None]
@@ -82,9 +84,10 @@ class Row:
     def exchange(self) -> str:
         """Return the way of exchanging in short."""
         settings = self.config.algorithm
-        names = {"local": "local", "dp-block": f"block:{settings.num_blocks}"}
-        seldom = f" /{settings.gossip_every}" if settings.gossip_every > 1 else ""
-        return names.get(settings.name, self.config.compression.spec) + seldom
+        spec = self.config.compression.spec
+        names = {"local": "local", "dp-block": f"block:{settings.num_blocks}", AT_THE_END: f"end {spec}"}
+        seldom = f" /{settings.gossip_every}" if 1 < settings.gossip_every <= settings.steps else ""
+        return names.get(settings.name, spec) + seldom
 
 
 @final
@@ -128,16 +131,21 @@ def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda tex
     return Plan(rows, choose(rows), len(ways) * len(sizes) * len(STEPS))
 
 
-def search_features(config: Config, num_examples: int | None, limits: Limits, tell: Tell = lambda text: None) -> Plan:
-    """Search with the settings' own features and with `LOW_FREQUENCIES`; rank all plans together.
+def search_features(
+    config: Config, num_examples: int | None, limits: Limits, tell: Tell = lambda text: None, free_model: bool = False
+) -> Plan:
+    """Search with the settings' own features, with `LOW_FREQUENCIES`, and with `GRADIENT_HISTOGRAMS` if any model will do.
 
-    The model of the ranking takes R and G for equal, which is fair here only: low frequencies are the same picture in
-    fewer coordinates. Convolutions need whole pictures, and small pictures have no frequencies to spare.
+    All plans are ranked together, with the same R and G. Low frequencies are the same picture in fewer coordinates, so that
+    is fair; for histograms with a linear model it is a guess that was right on MNIST (docs/stability.md). Convolutions need
+    whole pictures, and small pictures have no frequencies to spare.
     """
     choices = [config]
     small = min(declared_facts(config).input_shape[-2:]) < _LARGE_PICTURE
     if not small and config.task.model.startswith(("mlp", "logistic")):
         choices.append(changed(config, task={"features": LOW_FREQUENCIES}))
+        if free_model:
+            choices.append(changed(config, task=GRADIENT_HISTOGRAMS))
     plans: list[Plan] = []
     for choice in choices:
         try:
@@ -232,6 +240,9 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
         )
         for spec in COMPRESSORS[:2]
     ]
+    if config.task.model == "logistic":  # models that were trained apart can be averaged only where the loss is convex
+        end = {"name": AT_THE_END, "polish_rounds": POLISH_ROUNDS}
+        exchanges += [(f"{spec}, at the end", end, spec) for spec in ("rot:3", "rot:4")]
     ways = []
     for label, algorithm, spec in exchanges:
         tell(f"timing one exchange: {label}")
@@ -269,6 +280,9 @@ def _gossip(blueprint: Blueprint) -> Gossip:
     assert blueprint.mixing_radius is not None
     compressor = parse_compressor(blueprint.config.compression.spec)
     spread = steady_state_disagreement(topology, compressor, blueprint.mixing_rate, blueprint.dim)
+    if settings.name == AT_THE_END:  # noise is averaged afterwards: taken to help half as much (in decibels) as before
+        halfway = max(1, round(math.sqrt(topology.num_nodes)))
+        return Gossip(1.0, 1.0, halfway, polish_radius=blueprint.mixing_radius)
     # Between two exchanges the noise of k steps adds up, and a round is a k-th of a step's contraction.
     every = settings.gossip_every
     return Gossip(blueprint.mixing_radius ** (1 / every), spread * math.sqrt(every), topology.num_nodes)

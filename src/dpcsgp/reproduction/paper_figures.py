@@ -124,13 +124,14 @@ def _cifar(desk: Desk, compressors: Sequence[str]) -> list[Path]:
         cells += [cell(*settings, epsilon=epsilon, method=method) for method, settings in methods.items()]
     runs = desk.run(cells)
     files = write_outcome(desk.out, runs, "epsilon", "method", show=lambda epsilon: f"verified ε = {epsilon:g}")
-    seconds = ", ".join(f"{run.summary['seconds_per_step']:.1f}" for run in runs)
+    speeds = ", ".join(f"{3600 / run.summary['seconds_per_step']:.0f} ({run.tags['method']})" for run in runs)
     looked_at = f"the first {QUICK_TEST_EXAMPLES}" if desk.quick else "all 10,000"
     page = desk.write_page(
         f"Figure {desk.name[-1]} of the paper: CIFAR-10, ResNet-18 with GroupNorm, 10 nodes",
         f"{steps} steps, expected batch {batch} per node, clip norm 1.5, calibrated noise, advised mixing rate; evaluated on "
         f"{looked_at} test images. Chance is 10 %.",
-        f"Seconds per step on this machine: {seconds}.",
+        f"Steps per hour and run, with as many runs at a time as there are cores: {speeds}. On a GPU, one run with the full "
+        f"settings: `dpcsgp run configs/{desk.name}.toml --set run.device=cuda`.",
         markdown(table(runs), COLUMNS[1:]),
         "![accuracy against bits](figure.png)",
     )
