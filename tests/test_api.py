@@ -49,7 +49,7 @@ def small_model() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
 
 
-def fit(out: Path, **changes: Any) -> dpcsgp.Result:
+def fit(out: Path | None, **changes: Any) -> dpcsgp.Result:
     settings = {**FAST, **changes.pop("settings", {})}
     known = {"model": small_model(), "node_data": NODES, "test_data": TEST, "epsilon": 8.0, "delta": 1e-3}
     return dpcsgp.train(**{**known, **changes}, settings=settings, out=out)
@@ -159,6 +159,17 @@ class Unused(nn.Module):
         return self.linear(inputs)
 
 
+class Gated(nn.Module):
+    """Has a layer whose per-example gradients cannot be formed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gated, self.last = nn.GRU(1, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.gated(inputs[:, :, None])[0][:, -1])
+
+
 class Careless(nn.Module):
     """Writes into its input, or into the output of its layer."""
 
@@ -192,10 +203,11 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "mixed examples": ({"model": Mixing()}, ["depends on the other examples"]),
     "unused parameters": ({"model": Unused()}, ["'spare.weight'", "requires_grad_(False)"]),
     "input in place": ({"model": Careless(True)}, ["changes its input in place"]),
+    "no gradient per example": ({"model": Gated()}, ["'gated.weight_ih_l0'", "cannot batch them"]),
     "scalar loss": ({"loss": cross_entropy}, ["one value per example", "reduction='none'"]),
     "loss not a tensor": ({"loss": lambda outputs, targets: 1.0}, ["one value per example", "float"]),
     "unknown loss": ({"loss": "hinge"}, ["loss = 'hinge'", '"mse"']),
-    "model does not fit": ({"model": nn.Linear(4, 2)}, ["fail on random inputs of shape (3,)"]),
+    "model does not fit": ({"model": nn.Linear(4, 2)}, ["fail on test inputs of shape (3,)"]),
     "shape": ({"node_data": ragged([*GOOD, (torch.zeros(4), 1)])}, ["node 2, example 4", "(4,)", "(3,)"]),
     "no tensor": ({"node_data": ragged([*GOOD, ("text", 1)])}, ["node 2, example 4: input", "str", "ToTensor"]),
     "no pair": ({"node_data": ragged([*GOOD, torch.zeros(3)])}, ["node 2, example 4", "pair (input, target)"]),
@@ -207,6 +219,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "number of nodes": ({"settings": {"graph.num_nodes": 4}}, ["3 entries", "graph.num_nodes = 4"]),
     "setting": ({"settings": {"privacy.epsilom": 1}}, ["did you mean 'epsilon'"]),
     "declared sizes": ({"num_examples": (200, 125, 274)}, ["num_examples[2] = 274", "275"]),
+    "taken name": ({"metrics": {"epsilon": lambda outputs, targets: 0.01}}, ["metrics['epsilon']", "name of your own"]),
+    "no mapping": ({"metrics": [lambda outputs, targets: 0.01]}, ["metrics: expected a mapping"]),
+    "no model": ({"model": "mlp:128"}, ["model: expected an nn.Module", "str"]),
+    "no noise": ({"settings": {"privacy.noise": "none"}}, ["without noise there is no eps"]),
     "metric": ({"metrics": {"odd": lambda outputs, targets: outputs}}, ["metrics['odd']", "one number"]),
     "augmentation": ({"settings": {"task.augmentation": "flip"}}, ["expected images (C, H, W)", "(3,)"]),
     "batch too large": ({"settings": {"privacy.expected_batch_size": 150}}, ["node 1 has 125 examples"]),
@@ -315,13 +331,19 @@ def test_frozen_parameters_and_dropout(tmp_path: Path) -> None:
 def test_a_folder_of_an_own_task_says_where_it_comes_from(tmp_path: Path) -> None:
     fit(tmp_path / "run")
     config = load_config(tmp_path / "run" / "config.toml")
-    assert config.task.model == "own:Sequential"
+    assert config.task.model.startswith("own:Sequential:")
     with pytest.raises(ConfigError, match=r"live in a Python script.*dpcsgp.train"):
         load_data(config)
     with pytest.raises(ModelError, match=r"Sequential.*with an instance"):
         dpcsgp.load_model(tmp_path / "run")
-    with pytest.raises(ModelError, match="32 trained parameters, the given one 8"):
+    with pytest.raises(
+        ModelError, match=r"class Sequential.*other names or shapes.*given Linear \(8 trained parameters\)"
+    ):
         dpcsgp.load_model(tmp_path / "run", nn.Linear(3, 2))
+    with pytest.raises(ModelError, match="other names or shapes"):  # as many numbers, in another order
+        dpcsgp.load_model(tmp_path / "run", nn.Sequential(nn.Linear(3, 8, bias=False), nn.Linear(8, 1, bias=False)))
+    with pytest.raises(ModelError, match=r"instance of nn\.Module"):
+        dpcsgp.load_model(tmp_path / "run", lambda: nn.Linear(3, 2))  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match="not a results folder"):
         dpcsgp.load_model(tmp_path)
 
@@ -385,3 +407,57 @@ def test_the_same_script_under_torchrun_gives_the_same_models(tmp_path: Path) ->
     for start in ("first", "second", "third"):
         alone, together = (dpcsgp.load_model(tmp_path / name / start, small_model()) for name in commands)
         assert torch.equal(parameters(alone), parameters(together))
+
+
+class Looking(nn.Module):
+    """Would keep what it sees, if it were let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.words = nn.Embedding(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear(self.words(inputs).mean(1))
+
+
+def test_a_word_past_the_vocabulary_is_refused_before_anything_is_released(tmp_path: Path) -> None:
+    words = [torch.randint(4, (50, 6)), torch.randint(4, (50, 6))]
+    words[1][17, 2] = 4
+    nodes = [(part, torch.randint(2, (50,))) for part in words]
+    with pytest.raises(DataError, match="node 1, example 17"):
+        dpcsgp.train(Looking(), nodes, epsilon=4.0, delta=1e-3, out=tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*.jsonl"))
+
+
+def test_a_callback_can_neither_change_what_is_recorded_nor_lose_what_was_paid(tmp_path: Path) -> None:
+    def meddle(row: dict[str, Any]) -> None:
+        row["epsilon_nodes"][:] = [0.0] * 3
+        if row["step"] == 4:
+            raise ValueError("a mistake of the caller's")
+
+    settings = {"algorithm.steps": 8, "run.evaluate_every": 2, "run.checkpoint_every": 0}
+    with pytest.raises(ValueError, match="mistake of the caller"):
+        fit(tmp_path / "run", settings=settings, on_evaluation=meddle)
+    result = fit(tmp_path / "run", settings=settings, resume=True)
+    assert result.summary["stopped_because"] == "completed"
+    assert result.summary["releases"] == [8] * 3  # no step was made twice
+    assert all(min(row["epsilon_nodes"]) > 0 for row in result.history if row["step"] > 0)
+
+
+def test_the_same_data_in_two_places_is_warned_about(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="nodes 0 and 2 are given the same data"):
+        fit(tmp_path / "run", node_data=[NODES[0], NODES[1], NODES[0]])
+    with pytest.warns(UserWarning, match="test_data are those of node 1"):
+        fit(tmp_path / "other", test_data=NODES[1])
+
+
+def test_a_delta_that_promises_nothing_is_warned_about(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"privacy\.delta = 0\.01 for the 200 examples of node 0"):
+        fit(tmp_path / "run", delta=0.01)
+
+
+def test_two_runs_in_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = {fit(None, settings={"algorithm.steps": 1}).folder for _ in range(3)}
+    assert len(folders) == 3

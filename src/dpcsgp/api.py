@@ -10,6 +10,7 @@ Legend: N hosted nodes, D coordinates, J examples.
 from __future__ import annotations
 
 import copy
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, final
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
@@ -39,6 +41,7 @@ from dpcsgp.simulation import Outcome
 from dpcsgp.tasks import LossPerExample
 from dpcsgp.tasks.own_data import NodeData
 from dpcsgp.tasks.supervised import LOSSES, Metric
+from dpcsgp.training import RESERVED_KEYS
 
 __all__ = ["Result", "load_model", "train"]
 
@@ -140,13 +143,14 @@ def train(
 
     Ctrl-C finishes the step, saves everything and raises KeyboardInterrupt.
     """
-    place = Place.from_environment()
+    place, node_data = Place.from_environment(), list(node_data)
     module, whole = _settle(model, node_data, config, settings, epsilon, delta)
     hosted = range(len(node_data)) if place is None else spread(len(node_data), place.world_size)[place.rank]
     loss_function, wanted = _loss_and_metrics(loss, metrics)
     data = OwnData.collect(node_data, hosted, test_data, loss_function, wanted, num_examples, whole.run.test_examples)
     blueprint = design(whole, data.facts, allow_divergence or resume, module)
     data.check(module)
+    clean = copy.deepcopy(module)  # what is handed out has never seen an example
     folder = _folder(whole, out, resume, place)
     watch = on_evaluation or (lambda row: None)
     run = OwnRun(blueprint, data, folder, resume, watch, should_stop or (lambda step: False), verbose)
@@ -155,7 +159,7 @@ def train(
     reason = str(outcome.summary["stopped_because"])
     if reason.startswith("diverged"):
         raise DivergenceError(f"{reason}; lower algorithm.learning_rate. Results so far: {folder}")
-    return _result(folder, outcome, module)
+    return _result(folder, outcome, clean)
 
 
 def load_model(results_folder: Path | str, model: nn.Module | None = None, node: int | None = None) -> nn.Module:
@@ -171,7 +175,7 @@ def load_model(results_folder: Path | str, model: nn.Module | None = None, node:
     if model is None:
         if config.task.name == "own":
             raise ModelError(
-                f"{folder} holds a model of your own ({config.task.model.removeprefix('own:')}), and only its parameters "
+                f"{folder} holds a model of your own ({config.task.model.split(':')[1]}), and only its parameters "
                 "are kept: load_model(folder, model) with an instance of it"
             )
         from dpcsgp.planning.facts import declared_facts
@@ -179,7 +183,36 @@ def load_model(results_folder: Path | str, model: nn.Module | None = None, node:
 
         facts = declared_facts(config)
         model = build_model(config.task.model, facts.input_shape, facts.num_classes)
+    elif config.task.name == "own":
+        _refuse_other_model(folder, config, model)
     return _filled(model, _stored(folder, node))
+
+
+def _described(module: nn.Module) -> str:
+    """Name a model of the caller's own: class, digest of names and shapes of what is trained, digest of what is not."""
+    layout = ParameterLayout.of(module)
+    shapes = repr([(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]).encode()
+    fixed = hashlib.blake2b(digest_size=4)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if name not in layout.names:
+            fixed.update(
+                name.encode() + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
+    return f"own:{type(module).__name__}:{hashlib.blake2b(shapes, digest_size=4).hexdigest()}:{fixed.hexdigest()}"
+
+
+def _refuse_other_model(folder: Path, config: Config, model: nn.Module) -> None:
+    """Refuse a model whose trained parameters have other names or shapes than those in the folder."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model: expected an instance of nn.Module, got {type(model).__name__}")
+    stored, given = (text.split(":")[1:3] for text in (config.task.model, _described(model)))
+    if stored[1:] != given[1:]:
+        layout = ParameterLayout.of(model)
+        raise ModelError(
+            f"{folder} holds a model of class {stored[0]} whose trained parameters have other names or shapes than those of the "
+            f"given {given[0]} ({layout.dim:,} trained parameters); give an instance of the class that was trained, with the "
+            "same parameters frozen"
+        )
 
 
 def _stored(folder: Path, node: int | None) -> Tensor:
@@ -233,9 +266,15 @@ def _settle(
         )
     if config.algorithm.name == "dp-sgd" and len(node_data) > 1:
         raise ConfigError('algorithm.name = "dp-sgd" trains in one place: give node_data with one dataset of everybody')
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) and callable(model):
         with torch_seed(config.run.seed, "initial model"):
             model = model()
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model: expected an nn.Module, or a function that builds one, got {type(model).__name__}")
+    if epsilon is not None and config.privacy.noise == "none":
+        raise ConfigError(
+            f'epsilon = {epsilon} with privacy.noise = "none": without noise there is no eps; leave one of them out'
+        )
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         check_model(model)
     module = copy.deepcopy(model).float()
@@ -244,7 +283,7 @@ def _settle(
         check_model(module)
     own: dict[str, Any] = {
         "task.name": "own",
-        "task.model": f"own:{type(module).__name__}",
+        "task.model": _described(module),
         "task.features": "none",
         "task.partition": "own",
     }
@@ -265,7 +304,19 @@ def _loss_and_metrics(
         function, usual = LOSSES[loss]
     else:
         function, usual = loss, {"test_loss": lambda outputs, targets: loss(outputs, targets).double().mean()}
-    return function, usual if metrics is None else metrics
+    return function, usual if metrics is None else _checked_metrics(metrics)
+
+
+def _checked_metrics(metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
+    """Refuse names under which a run writes down other things."""
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"metrics: expected a mapping from names to functions, got {type(metrics).__name__}")
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or f"{name}_nodes" in RESERVED_KEYS or not callable(metric):
+            raise ConfigError(
+                f"metrics[{name!r}]: expected a name of your own and a function; {', '.join(RESERVED_KEYS)} are written by the run"
+            )
+    return metrics
 
 
 def _folder(config: Config, out: Path | str | None, resume: bool, place: Place | None) -> Path:

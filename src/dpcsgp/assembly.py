@@ -7,6 +7,7 @@ secret keys and files.
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,6 +195,7 @@ def design(config: Config, facts: Facts, allow_divergence: bool = False, module:
         with torch_seed(config.run.seed, "initial model"):
             module = build_model(config.task.model, facts.input_shape, facts.num_classes)
     check_model(module)
+    _warn_about_delta(config, facts.num_examples)
     anchor_D = ParameterLayout.of(module).flatten(module)
     rate, radius = _mixing(config, topology, compressor, anchor_D.numel(), allow_divergence)
     algorithm = build_algorithm(config, compressor, rate)
@@ -202,6 +204,19 @@ def design(config: Config, facts: Facts, allow_divergence: bool = False, module:
         _polish_algorithm(config, algorithm, polish_compressor, topology, anchor_D.numel()),
         build_mechanism(config, facts.num_examples), rate, radius,
     )  # fmt: skip
+
+
+def _warn_about_delta(config: Config, num_examples: Sequence[int]) -> None:
+    """Warn where delta alone would allow to publish an example of a node now and then."""
+    deltas = per_node(config.privacy.delta, len(num_examples))
+    for node, (delta, total) in enumerate(zip(deltas, num_examples, strict=True)):
+        if total and delta * total >= 1 and config.privacy.noise != "none":
+            warnings.warn(
+                f"privacy.delta = {delta:g} for the {total} examples of node {node}: a mechanism that publishes one of them outright "
+                f"would satisfy it; choose delta well below {1 / total:.2g}",
+                stacklevel=3,
+            )
+            return
 
 
 def _mixing(

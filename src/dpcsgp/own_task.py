@@ -1,13 +1,15 @@
 """A user's own task: the data of the hosted nodes, and the checks of model, loss and data that come before any release.
 
-The model is probed on random inputs of the right shape, never on private data; data errors name node and example and
-are raised where the data are.
+The model is probed on test data or on random inputs, never on private data; data errors name node and example and are
+raised where the data are.
 
 Legend: J examples.
 """
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -16,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp.assembly import Facts
-from dpcsgp.errors import ConfigError, DataError, ModelError
-from dpcsgp.privacy.models import check_examples_independent, check_gradients_reach
+from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
+from dpcsgp.privacy.probing import check_examples_independent, check_gradients_reach
 from dpcsgp.tasks import LossPerExample, Supervised
+from dpcsgp.tasks.classification import EVALUATION_BATCH
 from dpcsgp.tasks.own_data import NodeData, check_labels, count_examples, stack_examples
 from dpcsgp.tasks.supervised import LOSSES, Metric
 
@@ -50,6 +53,7 @@ class OwnData:
         `test_examples` keeps only so many of the test examples (0: all).
         """
         sizes = _sizes(node_data, hosted, num_examples)
+        _warn_about_shared_data(node_data, test_data)
         parts = {node: stack_examples(node_data[node], f"node {node}") for node in hosted if sizes[node]}
         test = stack_examples(test_data, "test_data") if count_examples(test_data, "test_data") else None
         known = {**{f"node {node}": part for node, part in parts.items()}, **({"test_data": test} if test else {})}
@@ -81,15 +85,41 @@ class OwnData:
         """Refuse a model, loss or labels that do not fit together or cannot be trained privately."""
         inputs, targets = self.example
         try:
-            check_examples_independent(module, inputs)
-            check_gradients_reach(module, self.loss, (inputs, targets))
+            check_examples_independent(module, inputs, self.test[0] if self.test else None)
+            check_gradients_reach(module, self.loss, (inputs, targets), self.test)
             if self.loss is LOSSES["cross_entropy"][0]:
                 self._check_labels(module)
-        except (RuntimeError, TypeError, IndexError, AttributeError, AssertionError) as error:
+        except DpcsgpError:
+            raise
+        except Exception as error:
+            tried = "test inputs" if self.test else "random inputs (give test_data to have it tried on real ones)"
             raise ModelError(
-                f"model and loss fail on random inputs of shape {tuple(inputs.shape)} ({inputs.dtype}) with targets of "
+                f"model and loss fail on {tried} of shape {tuple(inputs.shape)} ({inputs.dtype}) with targets of "
                 f"shape {tuple(targets.shape)} ({targets.dtype}): {error}"
             ) from error
+        if not inputs.is_floating_point() or not targets.is_floating_point():
+            self._check_whole_numbers(module)
+
+    def _check_whole_numbers(self, module: nn.Module) -> None:
+        """Refuse examples that model or loss choke on, such as a word past the vocabulary, before anything is released."""
+        probe = copy.deepcopy(module).eval()
+        for node, (inputs, targets) in self.parts.items():
+            for start in range(0, len(inputs), EVALUATION_BATCH):
+                rows = slice(start, start + EVALUATION_BATCH)
+                if self._fails(probe, inputs[rows], targets[rows]) is None:
+                    continue
+                for index in range(start, min(start + EVALUATION_BATCH, len(inputs))):
+                    error = self._fails(probe, inputs[index : index + 1], targets[index : index + 1])
+                    if error is not None:
+                        raise DataError(f"node {node}, example {index}: model and loss fail on it ({error})")
+
+    def _fails(self, probe: nn.Module, inputs: Tensor, targets: Tensor) -> Exception | None:
+        try:
+            with torch.no_grad():
+                self.loss(probe(inputs), targets)
+        except Exception as error:
+            return error
+        return None
 
     def _check_labels(self, module: nn.Module) -> None:
         mode = module.training
@@ -118,6 +148,26 @@ def _sizes(node_data: Sequence[NodeData], hosted: Sequence[int], num_examples: S
     if not any(sizes):
         raise ConfigError("node_data: no node has an example; at least one needs a dataset")
     return sizes
+
+
+def _warn_about_shared_data(node_data: Sequence[NodeData], test_data: NodeData) -> None:
+    """Warn where one object is given twice: its examples then pay in both places."""
+    first: dict[int, int] = {}
+    for node, data in enumerate(node_data):
+        if data is None:
+            continue
+        if (other := first.setdefault(id(data), node)) != node:
+            warnings.warn(
+                f"nodes {other} and {node} are given the same data: their examples are released by both, and the eps of both adds "
+                "up for them; give every node examples of its own",
+                stacklevel=4,
+            )
+    if test_data is not None and id(test_data) in first:
+        warnings.warn(
+            f"test_data are those of node {first[id(test_data)]}: what is measured on them is published and not private; use "
+            "public data for testing",
+            stacklevel=4,
+        )
 
 
 def _refuse_differences(known: Mapping[str, tuple[Tensor, Tensor]]) -> None:

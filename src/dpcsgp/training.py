@@ -8,10 +8,12 @@ Legend: N hosted nodes, E examples, D coordinates.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +30,7 @@ from dpcsgp.recording import Recorder
 from dpcsgp.tasks import Task
 
 WATCHED_EVALUATIONS = 5
+RESERVED_KEYS = ("epsilon_nodes", "bytes_sent_nodes")  # per node like metrics, but not measured on test data
 MANY_NODES = 32  # above this, intermediate evaluations look at a sample of the nodes
 
 
@@ -128,8 +131,21 @@ def train(
             _polish(run, progress, watch)
     except DivergenceError as error:
         progress.stopped_because = f"diverged: {error}"
+    except Exception:
+        _rescue(run, progress)
+        raise
     record(run, progress, final=True)
     return progress
+
+
+def _rescue(run: Run, progress: Progress) -> None:
+    """Keep the steps that were paid for when code outside of the loop fails (a metric, a callback), then let it fail.
+
+    With several processes there is nothing to keep: the others are at other steps, and the last common one is on disk.
+    """
+    if run.checkpoints and run.hosts_all and progress.state.step > 0:
+        with suppress(Exception):  # what failed first is what has to be told
+            save_checkpoint(run, progress)
 
 
 def _iterate(run: Run, progress: Progress) -> None:
@@ -319,7 +335,7 @@ def record(run: Run, progress: Progress, final: bool = False) -> None:
     if final:
         row["final"] = True
     run.recorder.write(row)
-    run.on_row(dict(row))
+    run.on_row(copy.deepcopy(row))  # whoever looks at it cannot change what is recorded
     warn_if_residual_grows(run.recorder.rows)
 
 

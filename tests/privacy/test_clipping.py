@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from reference_clipping import clip_and_sum, per_example_gradients
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.parameters import ParameterLayout
@@ -315,3 +317,38 @@ def test_layers_that_torch_func_cannot_batch_are_named() -> None:
     batch = Batch(module, 1, 3)
     with pytest.raises(ModelError, match="'gain'"):
         batch.sum(clipping_engine(module, entropy), 1.0)
+
+
+def pruned(module: nn.Sequential) -> None:
+    prune.l1_unstructured(module[0], "weight", 0.5)
+
+
+def hooked(module: nn.Sequential) -> None:
+    def double(layer: nn.Module, args: Any, output: Any) -> Any:
+        return 2 * output
+
+    module[0].register_forward_hook(double)
+
+
+def patched(module: nn.Sequential) -> None:
+    layer, usual = module[0], module[0].forward
+    layer.forward = lambda inputs: usual(inputs) + 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("change", [pruned, hooked, patched])
+def test_layers_that_are_not_what_their_type_says_are_not_taken_for_a_stack(
+    change: Callable[[nn.Sequential], None],
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    change(module)
+    assert not is_linear_stack(module)
+    inputs, targets = torch.randn(1, 5, 6), torch.randint(4, (1, 5))
+    models_1D = ParameterLayout.of(module).flatten(module)[None]
+    present = torch.ones(1, 5, dtype=torch.bool)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        total_D = clipping_engine(module, entropy).clipped_sum(models_1D, inputs, targets, present, 1e9)[0]
+    entropy(module(inputs[0]), targets[0]).sum().backward()
+    expected = [parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None]
+    torch.testing.assert_close(total_D, torch.cat(expected))

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpcsgp.errors import ModelError
-from dpcsgp.privacy.models import check_examples_independent, check_gradients_reach, check_model
+from dpcsgp.privacy.models import check_model
+from dpcsgp.privacy.probing import check_examples_independent, check_gradients_reach
 
 
 def entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -193,3 +194,117 @@ def test_losses_of_single_examples_pass() -> None:
     dropout = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 2))
     check_gradients_reach(dropout, fixed_weights, (torch.zeros(5), torch.zeros((), dtype=torch.int64)))
     check_gradients_reach(nn.Linear(5, 2), lambda o, t: (o - t).square().sum(1), (torch.zeros(5), torch.zeros(2)))
+
+
+class Recurrent(nn.Module):
+    """Takes the batch for the sequence: an example sees those before it, never those behind."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.recurrent, self.last = nn.LSTM(3, 4, batch_first=batch_first), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.recurrent(inputs)[0][:, -1])
+
+
+class Cumulative(nn.Module):
+    """Hands each example the sum of all before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(inputs.cumsum(0))
+
+
+@pytest.mark.parametrize(("module", "shape"), [(Recurrent(batch_first=False), (5, 3)), (Cumulative(), (4,))])
+def test_a_model_that_looks_backwards_in_the_batch_is_refused(module: nn.Module, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ModelError, match="depends on the other"):
+        check_examples_independent(module, torch.zeros(shape))
+
+
+def test_a_recurrent_model_over_its_own_sequence_is_fine() -> None:
+    module = Recurrent(batch_first=True)
+    check_examples_independent(module, torch.zeros(5, 3))
+    check_gradients_reach(module, entropy, (torch.zeros(5, 3), torch.tensor(0)))
+
+
+class Shared(nn.Module):
+    """Divides by the number of examples in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(inputs) / len(inputs)
+
+
+def test_a_model_that_depends_on_the_size_of_the_batch_is_refused() -> None:
+    with pytest.raises(ModelError, match="how many there are"):
+        check_gradients_reach(Shared(), entropy, (torch.zeros(4), torch.tensor(0)))
+
+
+def test_a_loss_on_named_outputs_that_divides_by_the_batch_is_refused() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 3)
+
+        def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+            return {"scores": self.last(inputs)}
+
+    example = torch.zeros(4), torch.tensor(0)
+    check_gradients_reach(Named(), lambda outputs, targets: entropy(outputs["scores"], targets), example)
+    with pytest.raises(ModelError, match="how many there are"):
+        check_gradients_reach(
+            Named(), lambda outputs, targets: entropy(outputs["scores"], targets) / len(targets), example
+        )
+
+
+class Hoarder(nn.Module):
+    """Keeps what it sees, outside of parameters and buffers."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.last, self.where = nn.Linear(4, 3), where
+        self.seen: list[Tensor] = []
+        self.mean = nn.Parameter(torch.zeros(4), requires_grad=False)
+        self.table: dict[int, Tensor] = {}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.where == "list":
+            self.seen.append(inputs.detach())
+        elif self.where == "parameter":
+            self.mean.data.lerp_(inputs.detach().mean(0), 0.1)
+        elif self.where == "attribute":
+            self.hidden = inputs
+        elif self.where == "shapes":  # a cache that depends on shapes alone carries nothing
+            self.table.setdefault(len(inputs), torch.arange(len(inputs)))
+        return self.last(inputs)
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), [("list", "'seen'"), ("parameter", "parameter 'mean'"), ("attribute", "'hidden'")]
+)
+def test_a_model_that_keeps_what_it_sees_is_refused(where: str, words: str) -> None:
+    with pytest.raises(ModelError, match=f"{words}.*past the noise"):
+        check_examples_independent(Hoarder(where), torch.zeros(4))
+
+
+def test_a_cache_by_shape_is_fine() -> None:
+    check_examples_independent(Hoarder("shapes"), torch.zeros(4))
+
+
+def test_public_examples_are_probed_where_random_ones_make_no_sense() -> None:
+    public = torch.rand(20, 4), torch.rand(20, 1)
+    module = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+
+    def probability(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy(outputs, targets, reduction="none").squeeze(1)
+
+    example = public[0][0], public[1][0]
+    with pytest.raises((RuntimeError, ValueError)):
+        check_gradients_reach(module, probability, example)
+    check_gradients_reach(module, probability, example, public)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -95,8 +96,10 @@ def check_quickly(config: Config, out: Path | None, resume: bool) -> None:
 
 def new_folder(config: Config) -> Path:
     """Return a fresh name under runs/."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{config.task.name}-{config.algorithm.name}-{stamp}"
+    name = f"{config.task.name}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    suffixes = itertools.chain([""], (f"-{count}" for count in itertools.count(2)))
+    folders = (Path("runs") / f"{name}{suffix}" for suffix in suffixes)
+    return next(folder for folder in folders if not folder.exists())
 
 
 @contextmanager

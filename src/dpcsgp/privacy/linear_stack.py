@@ -47,13 +47,27 @@ class _Pass(NamedTuple):
 
 
 def is_linear_stack(module: nn.Module) -> bool:
-    """Tell whether a module is a sequence of linear layers and row-wise functions, each parameter used once."""
-    if type(module) is not nn.Sequential:
+    """Tell whether a module is a sequence of linear layers and row-wise functions, each parameter used once.
+
+    Nothing but what the types say: a hook, a patched forward or a weight computed from others (pruning, weight
+    normalisation) would be passed over here.
+    """
+    if type(module) is not nn.Sequential or not all(_is_plain(layer) for layer in module.modules()):
         return False
     layers = list(_flat(module))
     parameters = [id(parameter) for layer in layers for parameter in layer.parameters()]
-    rowwise = all(type(layer) is nn.Linear or _is_rowwise(layer) for layer in layers)
-    return rowwise and len(parameters) == len(set(parameters)) and any(type(layer) is nn.Linear for layer in layers)
+    rowwise = all(_is_linear(layer) or _is_rowwise(layer) for layer in layers)
+    return rowwise and len(parameters) == len(set(parameters)) and any(_is_linear(layer) for layer in layers)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Tell whether calling a layer does what its class says and no more."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return not any(hooks) and not {"forward", "__call__", "_call_impl"} & vars(layer).keys()
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return type(layer) is nn.Linear and layer._parameters.keys() == {"weight", "bias"}
 
 
 def _flat(module: nn.Module) -> list[nn.Module]:

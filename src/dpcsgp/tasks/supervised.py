@@ -32,7 +32,9 @@ def squared_error_per_example(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Return the share of examples whose largest output is the target."""
+    """Return the share of examples whose largest output is the target (of probabilities, the largest of these)."""
+    if targets.is_floating_point() and targets.shape == outputs.shape:
+        targets = targets.argmax(1)
     return float((outputs.argmax(1) == targets).double().mean())
 
 
