@@ -26,7 +26,7 @@ class Traffic:
     def count(self, frame_bytes: int) -> None:
         """Count one round in which every hosted node sent a frame of this size along each of its edges."""
         self.rounds += 1
-        self.bytes_per_edge += frame_bytes if any(self.out_degrees) else 0  # one node alone has no edge
+        self.bytes_per_edge += frame_bytes
         self.bytes_sent = [
             sent + degree * frame_bytes for sent, degree in zip(self.bytes_sent, self.out_degrees, strict=True)
         ]
