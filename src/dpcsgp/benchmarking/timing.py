@@ -18,6 +18,7 @@ from typing import Any, Literal, final
 
 Clock = Literal["wall", "cpu"]
 _BUSY_SHARE = 0.5  # other work on more than this share of the cores makes the wall clock useless
+_SETTLED_SECONDS = 0.3
 
 
 @final
@@ -74,8 +75,8 @@ def measure(
 ) -> dict[str, Times]:
     """Run all ways in turn, `rounds` times after the warm-up, without the garbage collector.
 
-    With `settle`, every way runs twice in its turn and the second time counts: after a peer that took seconds, caches and
-    threads are cold, which would burden whoever is fast.
+    With `settle`, every way first runs once in its turn, then for a third of a second and at least once; the median of
+    these counts. After a peer that took seconds, caches and threads are cold, which would burden whoever is fast.
     """
     for _ in range(warm_up):
         for way in ways.values():
@@ -87,19 +88,30 @@ def measure(
     try:
         for _ in range(rounds):
             for name, way in ways.items():
-                if settle:
-                    way()
-                wall, cpu = time.perf_counter(), time.process_time()
-                own = way()
-                spent = time.perf_counter() - wall, time.process_time() - cpu
-                spent = own if isinstance(own, tuple) else spent  # work done in another process brings its own times
-                walls[name].append(spent[0])
-                cpus[name].append(spent[1])
+                wall, cpu = _settled(way) if settle else _once(way)
+                walls[name].append(wall)
+                cpus[name].append(cpu)
             gc.collect()
     finally:
         if collecting:
             gc.enable()
     return {name: Times(tuple(walls[name]), tuple(cpus[name])) for name in ways}
+
+
+def _once(way: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds of one call by the wall clock and by the processor."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    own = way()
+    spent = time.perf_counter() - wall, time.process_time() - cpu
+    return own if isinstance(own, tuple) else spent  # work done in another process brings its own times
+
+
+def _settled(way: Callable[[], object]) -> tuple[float, float]:
+    way()
+    seen, until = [_once(way)], time.perf_counter() + _SETTLED_SECONDS
+    while time.perf_counter() < until:
+        seen.append(_once(way))
+    return statistics.median(wall for wall, _ in seen), statistics.median(cpu for _, cpu in seen)
 
 
 def deciding_clock() -> Clock:
