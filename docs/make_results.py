@@ -65,7 +65,7 @@ def main() -> None:
         "there also as SVG and PDF. Runs are seeded so that they can be repeated, and therefore stamped `private: false`; the verified "
         "eps is what the same run with fresh noise guarantees. Settings were chosen on test accuracy with other seeds (101 and up), so "
         "read small differences as ties. The runs of block, "
-        "rotation, features, cnn, scaling, stability and privacy are older than the noise's double-precision angles: its distribution is the "
+        "rotation, cnn, scaling, stability and privacy are older than the noise's double-precision angles: its distribution is the "
         "same, but they do not repeat bit for bit.\n\n"
     )
     (DOCS / "results.md").write_text(intro + "\n".join(parts), encoding="utf-8")
