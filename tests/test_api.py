@@ -349,7 +349,7 @@ def test_a_folder_of_an_own_task_says_where_it_comes_from(tmp_path: Path) -> Non
 
 
 def test_a_model_that_a_config_names_is_rebuilt(tmp_path: Path) -> None:
-    from dpcsgp.assembly import design
+    from dpcsgp.blueprint import design
     from dpcsgp.results import ResultsFolder
     from dpcsgp.simulation import simulate
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcsgp.assembly import design
+from dpcsgp.blueprint import design
 from dpcsgp.config import load_config, make_config, per_node, to_toml
 from dpcsgp.errors import ConfigError
 from dpcsgp.planning.facts import declared_facts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpcsgp.assembly import check_device
+from dpcsgp.blueprint import check_device
 from dpcsgp.errors import ConfigError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import clipping_engine

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dpcsgp import training
-from dpcsgp.assembly import assemble, design, load_data
+from dpcsgp.assembly import assemble, load_data
+from dpcsgp.blueprint import design
 from dpcsgp.config import AlgorithmConfig, Config, load_config, make_config, to_toml
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import directed_exponential, directed_ring

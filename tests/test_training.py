@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dpcsgp import training
-from dpcsgp.assembly import Blueprint, Data, assemble, design, load_data
+from dpcsgp.assembly import Data, assemble, load_data
+from dpcsgp.blueprint import Blueprint, design
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import ConfigError, PrivateStepError
 from dpcsgp.network import Simulator

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dpcsgp.assembly import design
+from dpcsgp.blueprint import design
 from dpcsgp.cli.session import new_folder, refuse_changed_settings
 from dpcsgp.cli.worker import OWN_SETTINGS
 from dpcsgp.config import Config, change_config, load_config

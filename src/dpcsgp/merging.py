@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 
-from dpcsgp.assembly import Blueprint
+from dpcsgp.blueprint import Blueprint
 from dpcsgp.files import write_atomically
 from dpcsgp.recording import plain, write_json
 from dpcsgp.results import ResultsFolder, releases, summarise

@@ -12,7 +12,7 @@ from typing import Any, Final, final
 
 from rich.console import Console
 
-from dpcsgp.assembly import Blueprint
+from dpcsgp.blueprint import Blueprint
 from dpcsgp.cli.session import watching
 from dpcsgp.cli.tables import outcome_table, plan_table
 from dpcsgp.cli.worker import Assignment, take_part

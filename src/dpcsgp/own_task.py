@@ -17,7 +17,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dpcsgp.assembly import Facts
+from dpcsgp.blueprint import Facts
 from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
 from dpcsgp.privacy.probing import check_examples_independent, check_gradients_reach
 from dpcsgp.tasks import LossPerExample, Supervised

@@ -16,7 +16,8 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from dpcsgp.assembly import Blueprint, new_run_id
+from dpcsgp.assembly import new_run_id
+from dpcsgp.blueprint import Blueprint
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, load_config, per_node, to_toml
 from dpcsgp.errors import ConfigError

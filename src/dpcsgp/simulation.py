@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dpcsgp import training
-from dpcsgp.assembly import Blueprint, TaskData, assemble
+from dpcsgp.assembly import TaskData, assemble
+from dpcsgp.blueprint import Blueprint
 from dpcsgp.checkpoint import Snapshot
 from dpcsgp.compression import frames
 from dpcsgp.errors import ConfigError

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpcsgp.assembly import design
+from dpcsgp.blueprint import design
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.planning.facts import declared_facts
 from dpcsgp.reproduction import EXPERIMENTS, Desk, desk

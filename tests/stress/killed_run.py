@@ -15,7 +15,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from dpcsgp import training
-from dpcsgp.assembly import assemble, design, load_data
+from dpcsgp.assembly import assemble, load_data
+from dpcsgp.blueprint import design
 from dpcsgp.compression import frames
 from dpcsgp.config import load_config
 from dpcsgp.graphs import Topology

@@ -17,7 +17,8 @@ import torch
 from mutations import mutations
 
 from dpcsgp.algorithms import DPCSGP
-from dpcsgp.assembly import assemble, design, load_data
+from dpcsgp.assembly import assemble, load_data
+from dpcsgp.blueprint import design
 from dpcsgp.checkpoint import CheckpointFolder, Snapshot
 from dpcsgp.cli.session import open_config
 from dpcsgp.compression import frames, parse_compressor

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from dpcsgp import training
-from dpcsgp.assembly import assemble, design, load_data
+from dpcsgp.assembly import assemble, load_data
+from dpcsgp.blueprint import design
 from dpcsgp.config import load_config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import ClippingEngine

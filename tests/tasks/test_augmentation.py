@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from dpcsgp import training
-from dpcsgp.assembly import assemble, design
+from dpcsgp.assembly import assemble
+from dpcsgp.blueprint import design
 from dpcsgp.config import Config, change_config, load_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator

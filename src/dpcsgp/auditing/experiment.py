@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dpcsgp import graphs
 from dpcsgp.algorithms import Algorithm
-from dpcsgp.assembly import build_algorithm, build_mechanism
+from dpcsgp.blueprint import build_algorithm, build_mechanism
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import COMPRESSED, Config, per_node
 from dpcsgp.errors import ConfigError

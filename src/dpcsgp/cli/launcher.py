@@ -15,7 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from dpcsgp.assembly import build_topology, design, load_data
+from dpcsgp.assembly import load_data
+from dpcsgp.blueprint import build_topology, design
 from dpcsgp.cli.children import Child, Nursery, cores_per_process, nursery
 from dpcsgp.cli.session import check_quickly, downloads, new_folder, open_config
 from dpcsgp.cli.tables import outcome_table, plan_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpcsgp import training
-from dpcsgp.assembly import Blueprint
+from dpcsgp.blueprint import Blueprint
 from dpcsgp.network.health import Store, read
 from dpcsgp.network.torch_distributed import largest_lead
 from dpcsgp.signals import StopSignal

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from dpcsgp import training
-from dpcsgp.assembly import build_topology, design, load_data
+from dpcsgp.assembly import load_data
+from dpcsgp.blueprint import build_topology, design
 from dpcsgp.cli.tables import outcome_table, plan_table
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, load_config

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dpcsgp.assembly import Blueprint
+from dpcsgp.blueprint import Blueprint
 from dpcsgp.config import COMPRESSED, Config
 
 

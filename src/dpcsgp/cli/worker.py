@@ -16,7 +16,8 @@ import torch
 from rich.console import Console
 
 from dpcsgp import training
-from dpcsgp.assembly import Blueprint, TaskData, assemble, build_topology, design, load_data
+from dpcsgp.assembly import TaskData, assemble, load_data
+from dpcsgp.blueprint import Blueprint, build_topology, design
 from dpcsgp.cli.children import PARENT, cores_per_process, die_with_parent
 from dpcsgp.cli.pacing import AgreedStop, Pace
 from dpcsgp.cli.session import open_config

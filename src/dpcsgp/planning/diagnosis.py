@@ -16,7 +16,7 @@ from typing import Final, final
 
 import numpy as np
 
-from dpcsgp.assembly import build_topology
+from dpcsgp.blueprint import build_topology
 from dpcsgp.compression import Compressor, frames, parse_compressor
 from dpcsgp.config import COMPRESSED, Config
 from dpcsgp.errors import ConfigError, UnstableError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from dpcsgp.assembly import Facts, refuse_own
+from dpcsgp.blueprint import Facts, refuse_own
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
 from dpcsgp.tasks import parse_features

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
-from dpcsgp.assembly import Blueprint, Facts, design
+from dpcsgp.blueprint import Blueprint, Facts, design
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, make_config
 from dpcsgp.errors import ConfigError, UnstableError

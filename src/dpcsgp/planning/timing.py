@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from dpcsgp import training
-from dpcsgp.assembly import Blueprint, Data, assemble, new_run_id
+from dpcsgp.assembly import Data, assemble, new_run_id
+from dpcsgp.blueprint import Blueprint
 from dpcsgp.config import Config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import GaussianMechanism

@@ -111,7 +111,7 @@ def read_done(cell: Cell, root: Path) -> Done:
 
 def run_cell(cell: Cell, path: Path) -> bool:
     """Run or continue one cell in this process; return whether it ended in its own right."""
-    from dpcsgp.assembly import design
+    from dpcsgp.blueprint import design
     from dpcsgp.results import ResultsFolder
     from dpcsgp.signals import StopSignal
     from dpcsgp.simulation import simulate
