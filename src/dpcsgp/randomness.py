@@ -29,6 +29,7 @@ from dpcsgp.errors import ConfigError
 
 _MAX_NODE: Final = 2**32
 _MAX_STEP: Final = 2**48
+_ZEROS: Final = memoryview(bytes(2**16))  # the stream is what these encrypt to, piece by piece in the cache
 
 
 def _derive_key(secret: bytes, domain: bytes, purpose: str) -> bytes:
@@ -43,7 +44,8 @@ def _keystream(key: bytes, step: int, node: int, num_bytes: int) -> np.ndarray:
     first_block = node.to_bytes(4, "big") + step.to_bytes(6, "big") + bytes(6)
     encryptor = Cipher(algorithms.AES(key), modes.CTR(first_block)).encryptor()
     out = np.empty(num_bytes + 15, dtype=np.uint8)  # update_into asks for room of one block more
-    encryptor.update_into(np.zeros(num_bytes, dtype=np.uint8).data, out.data)
+    for start in range(0, num_bytes, len(_ZEROS)):
+        encryptor.update_into(_ZEROS[: num_bytes - start], out[start:].data)
     return out[:num_bytes]
 
 

@@ -23,19 +23,16 @@ Legend: D coordinates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpcsgp.privacy.box_muller import add_pairs
 from dpcsgp.randomness import PrivateRandomness
 
 _GRID_SLACK: Final = 2.0**-11
-_LOW_53_BITS: Final = (1 << 53) - 1
-# Pairs per block: long enough to hide the cost of a call.
-_CHUNK: Final = 1 << 15
 
 
 def grid_size(clip_norm: float, dim: int) -> float:
@@ -61,57 +58,26 @@ def add_noise(
 
     `batch_size` is the expected, public number of examples in the sum.
     """
-    dim = sum_D.numel()
-    grid = grid_size(clip_norm, dim)
+    grid = grid_size(clip_norm, sum_D.numel())
     scale = noise_multiplier * clip_norm * (1 + sensitivity_slack(batch_size))
-    sums = sum_D.detach().cpu().numpy()
-    released = np.empty(dim, dtype=np.float32)
-    exact = 2.0**-100 < grid < 2.0**100  # then dividing by a power of two and rounding are exact in float32 too
-    scratch = np.empty(_CHUNK, dtype=np.float32 if exact else np.float64)
-    for part, noise in _rounded_parts(dim, scale / grid, random, step, row):
-        whole = np.multiply(sums[part], 1 / grid, out=scratch[: len(noise)], dtype=scratch.dtype)
-        noise += np.rint(whole, out=whole)
-        np.multiply(noise, grid, out=released[part], casting="same_kind")
+    released = _noised(sum_D.detach().cpu().numpy(), scale / grid, grid, random, step, row, np.dtype(np.float32))
     return torch.from_numpy(released).to(sum_D.device)
 
 
 def rounded_gauss(dim: int, scale: float, random: PrivateRandomness, step: int, row: int) -> Tensor:
-    """Return `round(scale * gauss)` as whole numbers in float64 (D,), one per coordinate."""
-    out = np.empty(dim, dtype=np.float64)
-    for part, noise in _rounded_parts(dim, scale, random, step, row):
-        out[part] = noise
-    return torch.from_numpy(out)
+    """Return `round(scale * gauss)` as whole numbers in float64 (D,): the noise that is added, before the grid."""
+    zeros = np.zeros(dim, dtype=np.float32)
+    return torch.from_numpy(_noised(zeros, scale, 1.0, random, step, row, np.dtype(np.float64)))
 
 
-def _rounded_parts(
-    dim: int, scale: float, random: PrivateRandomness, step: int, row: int
-) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield `round(scale * gauss)` part by part: which coordinates, and their values (until the next part is asked for).
-
-    A pair of values is `radius * cos` and `radius * sin`; the second half of the coordinates gets the sines.
-    """
+def _noised(
+    sums_D: np.ndarray, scale: float, grid: float, random: PrivateRandomness, step: int, row: int, dtype: np.dtype[Any]
+) -> np.ndarray:
+    """Return `grid * (round(sum / grid) + round(scale * gauss))`; the second half of the coordinates gets the sines."""
+    dim = sums_D.size
     half = (dim + 1) // 2
-    raw = random.row_bytes("noise", step, row, 16 * half)
-    radius_bits, angle_bits = raw[: 8 * half].view(np.int64), raw[8 * half :].view(np.int64)
-    bits, radii, values = np.empty(_CHUNK, dtype=np.int64), np.empty(_CHUNK), np.empty(_CHUNK)
-    angles, waves = np.empty(_CHUNK), np.empty(_CHUNK)
-    for start in range(0, half, _CHUNK):
-        size = min(_CHUNK, half - start)
-        radius = _radii(radius_bits[start : start + size], scale, bits[:size], radii[:size])
-        angle = torch.from_numpy(np.multiply(angle_bits[start : start + size], math.pi * 2.0**-63, out=angles[:size]))
-        for wave, first, last in ((torch.cos, start, half), (torch.sin, half + start, dim)):
-            wave(angle, out=torch.from_numpy(waves[:size]))  # faster than numpy's
-            value = np.multiply(radius, waves[:size], out=values[:size])
-            stop = min(first + size, last)
-            yield slice(first, stop), np.rint(value, out=value)[: stop - first]
-
-
-def _radii(words: np.ndarray, scale: float, bits: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Return `scale * sqrt(-2 log u)` in `out`, where u = (the word's low 53 bits + 1/2) / 2^53."""
-    np.bitwise_and(words, _LOW_53_BITS, out=bits)
-    np.add(bits, 0.5, out=out)
-    out *= 2.0**-53
-    logarithm = torch.from_numpy(out)
-    logarithm.log_()  # torch's is one and a half times as fast as numpy's
-    out *= -2 * scale * scale
-    return np.sqrt(out, out=out)
+    words = random.row_bytes("noise", step, row, 16 * half).view(np.int64)
+    sums = sums_D if dim == 2 * half else np.append(sums_D, np.float32(0))  # an odd one out has a partner all the same
+    out = np.empty(2 * half, dtype=dtype)
+    add_pairs(words[:half], words[half:], scale, sums[:half], sums[half:], grid, out[:half], out[half:])
+    return out[:dim]
