@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from dpcsgp.benchmarking.timing import Ratio, compare, deciding_clock, measure
-from dpcsgp.privacy.noise import add_noise
+from dpcsgp.privacy.noise import add_noise_
 from dpcsgp.randomness import PrivateRandomness
 
 LIMIT = 3.0
@@ -22,7 +22,7 @@ def benchmark_noise(quick: bool = False) -> list[Ratio]:
     rows = range(num_nodes)
     times = measure(
         {
-            "secure noise": lambda: [add_noise(sums_ND[row], 2.0, 1.0, random, 0, row) for row in rows],
+            "secure noise": lambda: [add_noise_(sums_ND[row], 2.0, 1.0, random, 0, row) for row in rows],
             "torch.randn": lambda: [torch.randn(dim) for _ in rows],
             "torch.rand": lambda: [torch.rand(dim) for _ in rows],
             "memory copy": lambda: [sums_ND[row].clone() for row in rows],

@@ -28,8 +28,7 @@ _RADIANS: Final = math.pi * 2.0**-63
 # Divisions do not look for zero (`error_model`), which would be a branch. Compiled at the first import, then kept on disk.
 _OPTIONS: Final = {"nogil": True, "cache": True, "error_model": "numpy"}
 _SIGNATURES: Final = [
-    f"void(int64[::1], int64[::1], float64, float32[::1], float32[::1], float64, {out}[::1], {out}[::1])"
-    for out in ("float32", "float64")
+    f"void(int64[::1], int64[::1], float64, float64, {kind}[::1], {kind}[::1])" for kind in ("float32", "float64")
 ]
 
 
@@ -65,15 +64,16 @@ def add_pairs(
     radius_words_P: np.ndarray,
     angle_words_P: np.ndarray,
     scale: float,
+    grid: float,
     first_P: np.ndarray,
     second_P: np.ndarray,
-    grid: float,
-    first_out_P: np.ndarray,
-    second_out_P: np.ndarray,
 ) -> None:
-    """Write `grid * (round(sum / grid) + round(scale * gauss))`: cosines onto the first sums, sines onto the second."""
+    """Make sums `grid * (round(sum / grid) + round(scale * gauss))` in place: cosines for the first, sines for the second.
+
+    As many pairs as there are second sums.
+    """
     inverse = 1.0 / grid
-    for i in range(radius_words_P.size):
+    for i in range(second_P.size):
         u = (float(radius_words_P[i] & _LOW_53_BITS) + 0.5) * _ULP
         radius = scale * math.sqrt(-2.0 * _log(u))
         # The nearest multiple of a quarter turn is taken off in whole numbers: exact, and what is left is small.
@@ -87,5 +87,5 @@ def add_pairs(
         y = cosine if swapped else sine
         x = -x if ((quarters + 1) & 2) != 0 else x
         y = -y if (quarters & 2) != 0 else y
-        first_out_P[i] = grid * (np.rint(float(first_P[i]) * inverse) + np.rint(radius * x))
-        second_out_P[i] = grid * (np.rint(float(second_P[i]) * inverse) + np.rint(radius * y))
+        first_P[i] = grid * (np.rint(float(first_P[i]) * inverse) + np.rint(radius * x))
+        second_P[i] = grid * (np.rint(float(second_P[i]) * inverse) + np.rint(radius * y))

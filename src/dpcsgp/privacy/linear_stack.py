@@ -168,7 +168,8 @@ class LinearStackEngine:
                 torch.sum(delta, dim=1, out=totals[linear.bias])
             if linear.weight is not None:
                 for nodes in slices(len(delta), inputs_NBI[0].numel(), CACHED_FLOATS):
-                    torch.bmm(delta[nodes].mT, finite(inputs_NBI[nodes]), out=totals[linear.weight][nodes])
+                    # Not with `out=`: the rows of a flat vector lie apart, and a product straight into them is slower.
+                    totals[linear.weight][nodes] = torch.bmm(delta[nodes].mT, finite(inputs_NBI[nodes]))
         return total_ND
 
 

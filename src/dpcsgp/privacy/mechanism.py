@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy.accounting import ReleaseEvent
-from dpcsgp.privacy.noise import add_noise
+from dpcsgp.privacy.noise import add_noise_
 from dpcsgp.randomness import PrivateRandomness
 
 Sampling = Literal["poisson", "uniform"]
@@ -83,7 +83,7 @@ class GaussianMechanism:
                 sum_ND[row] = 0
                 continue
             if self.noise_multipliers[row] > 0:
-                sum_ND[row] = add_noise(
+                add_noise_(
                     sum_ND[row], self.noise_multipliers[row], self.clip_norm, random, step, row,
                     self.expected_batch_sizes[row],
                 )  # fmt: skip

@@ -23,7 +23,7 @@ Legend: D coordinates.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ def sensitivity_slack(batch_size: int) -> float:
     return _GRID_SLACK + max(2.0**-11, batch_size * 2.0**-22)
 
 
-def add_noise(
+def add_noise_(
     sum_D: Tensor,
     noise_multiplier: float,
     clip_norm: float,
@@ -53,31 +53,33 @@ def add_noise(
     step: int,
     row: int,
     batch_size: int = 1,
-) -> Tensor:
-    """Return `sum + noise_multiplier * clip_norm * gauss` on the grid, as float32; `row` picks the node's secret key.
+) -> None:
+    """Make `sum + noise_multiplier * clip_norm * gauss` on the grid of a float32 sum, in place.
 
-    `batch_size` is the expected, public number of examples in the sum.
+    `row` picks the node's secret key; `batch_size` is the expected, public number of examples in the sum.
     """
     grid = grid_size(clip_norm, sum_D.numel())
     scale = noise_multiplier * clip_norm * (1 + sensitivity_slack(batch_size))
-    released = _noised(sum_D.detach().cpu().numpy(), scale / grid, grid, random, step, row, np.dtype(np.float32))
-    return torch.from_numpy(released).to(sum_D.device)
+    here_D = sum_D.detach().cpu()
+    _add_rounded(here_D.numpy(), scale / grid, grid, random, step, row)
+    if sum_D.device.type != "cpu":
+        sum_D.copy_(here_D)
 
 
 def rounded_gauss(dim: int, scale: float, random: PrivateRandomness, step: int, row: int) -> Tensor:
-    """Return `round(scale * gauss)` as whole numbers in float64 (D,): the noise that is added, before the grid."""
-    zeros = np.zeros(dim, dtype=np.float32)
-    return torch.from_numpy(_noised(zeros, scale, 1.0, random, step, row, np.dtype(np.float64)))
+    """Return `round(scale * gauss)` as whole numbers in float64 (D,): the noise alone, in units of the grid."""
+    noise_D = np.zeros(dim)
+    _add_rounded(noise_D, scale, 1.0, random, step, row)
+    return torch.from_numpy(noise_D)
 
 
-def _noised(
-    sums_D: np.ndarray, scale: float, grid: float, random: PrivateRandomness, step: int, row: int, dtype: np.dtype[Any]
-) -> np.ndarray:
-    """Return `grid * (round(sum / grid) + round(scale * gauss))`; the second half of the coordinates gets the sines."""
-    dim = sums_D.size
-    half = (dim + 1) // 2
+def _add_rounded(
+    sums_D: np.ndarray, scale: float, grid: float, random: PrivateRandomness, step: int, row: int
+) -> None:
+    """Make `grid * (round(sum / grid) + round(scale * gauss))` in place; the second half of the sums gets the sines."""
+    half = (sums_D.size + 1) // 2
     words = random.row_bytes("noise", step, row, 16 * half).view(np.int64)
-    sums = sums_D if dim == 2 * half else np.append(sums_D, np.float32(0))  # an odd one out has a partner all the same
-    out = np.empty(2 * half, dtype=dtype)
-    add_pairs(words[:half], words[half:], scale, sums[:half], sums[half:], grid, out[:half], out[half:])
-    return out[:dim]
+    radii, angles, first, second = words[:half], words[half:], sums_D[:half], sums_D[half:]
+    add_pairs(radii, angles, scale, grid, first, second)
+    if len(second) < half:  # an odd one out: its sine goes to nobody
+        add_pairs(radii[-1:], angles[-1:], scale, grid, first[-1:], np.zeros_like(first[-1:]))
