@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpcsgp.benchmarking.timing import Ratio, compare, deciding_clock, measure
 from dpcsgp.compression import Compressor, parse_compressor
-from dpcsgp.compression.rotate import plan_rotation, rotate
+from dpcsgp.compression.rotate import panels_of, plan_rotation, rotate
 from dpcsgp.randomness import PublicRandomness
 
 # Times `torch.rand`; None: shown, not held to a limit.
@@ -61,14 +60,16 @@ def _both_ways(compressor: Compressor, x_ND: Tensor, random: PublicRandomness) -
 
 
 def _rotation(x_ND: Tensor, random: PublicRandomness) -> Callable[[], None]:
-    """Return the public rotation of the vectors, in place and node after node, as the encoder makes it."""
-    plan = plan_rotation(x_ND.shape[1], bits=1)
-    rotated_NW = np.zeros((len(x_ND), plan.width), dtype=np.float32)
-    rotated_NW[:, : x_ND.shape[1]] = x_ND.numpy()
+    """Return the public rotation of the vectors, in place, node after node and panel after panel, as the encoder makes it."""
+    panels = {start: plan_rotation(stop - start, bits=1) for start, stop in panels_of(x_ND.shape[1])}
     streams = [random.of([node]) for node in random.nodes]
+    rotated = [
+        {start: torch.randn(1, plan.width).numpy() for start, plan in panels.items()} for _ in streams
+    ]  # contents do not matter
 
     def turn() -> None:
-        for row, stream in enumerate(streams):
-            rotate(rotated_NW[row : row + 1], plan, stream, 0)
+        for stream, parts in zip(streams, rotated, strict=True):
+            for start, part_1W in parts.items():
+                rotate(part_1W, panels[start], stream, 0, start)
 
     return turn

@@ -8,9 +8,6 @@ last L rows (three or four rounds, so that all rows mix). Rotated coordinates ar
 was, so the best scalar quantiser of a Gaussian and its error apply: Q(v) = gain v + noise, with noise of energy
 gain (1 - gain) |v|^2.
 
-All arithmetic on the way is additions of pairs and products in a fixed order, so neither the number of threads nor that
-of hosted nodes changes a bit.
-
 Legend: N hosted nodes, S senders heard, D coordinates, B bytes, R rows handled together, W padded width n m, M columns.
 Reference: A. T. Suresh et al., Distributed mean estimation with limited communication, ICML 2017.
 """
@@ -19,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import final
@@ -30,7 +26,6 @@ from torch import Tensor
 
 from dpcsgp.compression.base import (
     FLOAT32_MAX,
-    TILE,
     Moments,
     input_rows,
     read_floats,
@@ -40,12 +35,13 @@ from dpcsgp.compression.base import (
     write_floats,
 )
 from dpcsgp.compression.gaussian import lloyd_max
+from dpcsgp.compression.hadamard import flip, hadamard
 from dpcsgp.compression.packing import SIGNS_OF_BYTE, pack, packed_bytes, unpack
 from dpcsgp.errors import ConfigError
 from dpcsgp.randomness import PublicRandomness
 
-# Longer vectors are cut into panels of at most this many coordinates, which stay in the last-level cache.
-_PANEL = 2**20
+# Longer vectors are cut into panels of at most this many coordinates, which stay in a core's cache.
+_PANEL = 2**17
 # Short vectors are rotated together up to about this many coordinates, which saves calls.
 _BATCH = 2**17
 # Window lengths to choose from; shorter columns are too far from Gaussian.
@@ -74,7 +70,10 @@ class RotationPlan:
         return self.rows * self.columns
 
     def windows(self) -> list[tuple[slice, int]]:
-        """Return (flat range of coordinates, spread) of each round: the first rows and the last rows in turn."""
+        """Return (flat range of coordinates, spread) of each round: the first rows and the last rows in turn.
+
+        A spread below the length makes only the outer butterflies: each coordinate reaches `spread` evenly spaced rows.
+        """
         size, last = self.length * self.columns, (self.rows - self.length) * self.columns
         starts = [last if index % 2 else 0 for index in range(len(self.spreads))]
         return [(slice(start, start + size), spread) for start, spread in zip(starts, self.spreads, strict=True)]
@@ -107,52 +106,26 @@ def _candidate_plans(dim: int, bits: int) -> Iterator[RotationPlan]:
 
 def rotate(x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, step: int, start: int = 0) -> None:
     """Rotate in place, window by window: x <- H (signs * x) / sqrt(spread). `start` names the panel's streams."""
-    for index, (window, spread) in enumerate(plan.windows()):
-        _multiply_signs(x_RW[:, window], spread, random, f"{start}/{index}", step)
-        _hadamard(x_RW[:, window], plan, spread)
+    for row, x_W in enumerate(x_RW):
+        for index, (window, spread) in enumerate(plan.windows()):
+            flip(x_W[window], _signs(plan, random, step, row, start, index), spread)
+            hadamard(x_W[window], plan.columns, plan.length // spread)
 
 
 def rotate_back(x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, step: int, start: int = 0) -> None:
     """Undo `rotate` in place: windows in reverse order, x <- signs * (H x) / sqrt(spread)."""
-    for index, (window, spread) in reversed(list(enumerate(plan.windows()))):
-        _hadamard(x_RW[:, window], plan, spread)
-        _multiply_signs(x_RW[:, window], spread, random, f"{start}/{index}", step)
+    for row, x_W in enumerate(x_RW):
+        for index, (window, spread) in reversed(list(enumerate(plan.windows()))):
+            hadamard(x_W[window], plan.columns, plan.length // spread)
+            flip(x_W[window], _signs(plan, random, step, row, start, index), spread)
 
 
-def _multiply_signs(x_RW: np.ndarray, spread: int, random: PublicRandomness, name: str, step: int) -> None:
-    """Multiply in place by +-1 / sqrt(spread), signs from the public streams of the rows' nodes, tile by tile."""
-    bytes_RB = random.bytes(f"compression/rotation/{name}", step, packed_bytes(x_RW.shape[1], 1))
-    table = SIGNS_OF_BYTE * np.float32(1 / math.sqrt(spread))
-    for first in range(0, x_RW.shape[1], TILE):
-        tile_RW = x_RW[:, first : first + TILE]
-        signs_RW = np.take(table, bytes_RB[:, first // 8 : (first + TILE) // 8], axis=0).reshape(len(x_RW), -1)
-        tile_RW *= signs_RW[:, : tile_RW.shape[1]]
-
-
-def _hadamard(x_RW: np.ndarray, plan: RotationPlan, spread: int) -> None:
-    """Transform the columns of (length, columns) blocks in place by butterflies (a, b) <- (a + b, a - b).
-
-    `spread` < length makes only the outer butterflies: each coordinate reaches `spread` evenly spaced rows.
-    """
-    x, half = torch.from_numpy(x_RW), plan.length // spread
-    with _one_thread():
-        while half < plan.length:
-            pairs = x.view(x.shape[0], -1, 2, half * plan.columns)
-            upper, lower = pairs[:, :, 0], pairs[:, :, 1]
-            upper += lower
-            torch.sub(upper, lower, alpha=2, out=lower)  # (a + b) - 2 b: in place, faster than with a second buffer
-            half *= 2
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run torch in this thread alone: the pieces are small, and on a busy machine waking threads takes milliseconds."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
+def _signs(
+    plan: RotationPlan, random: PublicRandomness, step: int, row: int, start: int, index: int
+) -> np.ndarray:
+    """Return one public random bit per coordinate of a window, in words of 64."""
+    num_words = -(-plan.length * plan.columns // 64)
+    return random.row_bytes(f"compression/rotation/{start}/{index}", step, row, 8 * num_words).view("<u8")
 
 
 @final
@@ -178,10 +151,10 @@ class RotatedQuantizer:
         return f"rot:{self.bits}"
 
     def num_bytes(self, dim: int) -> int:
-        return sum(self._panel_bytes(stop - start) for start, stop in _panels(dim))
+        return sum(self._panel_bytes(stop - start) for start, stop in panels_of(dim))
 
     def paper_bits(self, dim: int) -> int:
-        plans = [plan_rotation(stop - start, self.bits) for start, stop in _panels(dim)]
+        plans = [plan_rotation(stop - start, self.bits) for start, stop in panels_of(dim)]
         return sum(32 * plan.columns + self.bits * plan.width for plan in plans)
 
     def omega_squared(self, dim: int) -> float:
@@ -190,7 +163,7 @@ class RotatedQuantizer:
     def moments(self, dim: int) -> Moments:
         """Return the law for every vector; the noise on padded coordinates is not received and not counted."""
         gain = lloyd_max(self.bits).gain
-        width = sum(plan_rotation(stop - start, self.bits).width for start, stop in _panels(dim))
+        width = sum(plan_rotation(stop - start, self.bits).width for start, stop in panels_of(dim))
         return Moments(gain=gain, noise=gain * (1.0 - gain) * dim / width)
 
     def encode(self, x_ND: Tensor, random: PublicRandomness, step: int) -> Tensor:
@@ -199,7 +172,7 @@ class RotatedQuantizer:
         wire_NB = np.empty((num_nodes, self.num_bytes(dim)), dtype=np.uint8)
         for rows in _row_groups(num_nodes, dim):
             streams, offset = random.of(random.nodes[rows]), 0
-            for start, stop in _panels(dim):
+            for start, stop in panels_of(dim):
                 size = self._panel_bytes(stop - start)
                 self._encode_panel(
                     rows_ND[rows, start:stop], streams, step, start, wire_NB[rows, offset : offset + size]
@@ -212,7 +185,7 @@ class RotatedQuantizer:
         x_SD = np.empty((rows_SB.shape[0], dim), dtype=np.float32)
         for rows in _row_groups(rows_SB.shape[0], dim):
             streams, offset = random.of(random.nodes[rows]), 0
-            for start, stop in _panels(dim):
+            for start, stop in panels_of(dim):
                 size = self._panel_bytes(stop - start)
                 self._decode_panel(rows_SB[rows, offset : offset + size], streams, step, start, x_SD[rows, start:stop])
                 offset += size
@@ -303,7 +276,7 @@ def _exponent(row_D: np.ndarray, node: int, step: int) -> int:
     return min(max(math.frexp(largest)[1], -125), 126)
 
 
-def _panels(dim: int) -> list[tuple[int, int]]:
+def panels_of(dim: int) -> list[tuple[int, int]]:
     """Return (start, stop) of contiguous parts of at most _PANEL coordinates; all but the last need no padding."""
     size = -(-dim // -(-dim // _PANEL) // _LENGTHS[0]) * _LENGTHS[0]
     return [(start, min(start + size, dim)) for start in range(0, dim, size)]
