@@ -20,7 +20,7 @@ from dpcsgp.algorithms import DPCSGP, DPSGD, SGP, Algorithm, ChocoSGD, DPBlock, 
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
 from dpcsgp.errors import ConfigError, UnstableError
-from dpcsgp.graphs import Topology, best_mixing_rate, metropolis_weights, mixing_radius, require_stable
+from dpcsgp.graphs import Topology, best_mixing_rate, block_radius, metropolis_weights, mixing_radius, require_stable
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import (
     GaussianMechanism,
@@ -161,6 +161,8 @@ def _warn_about_delta(config: Config, num_examples: Sequence[int]) -> None:
 def _mixing(
     config: Config, topology: Topology, compressor: Compressor, dim: int, allow_divergence: bool
 ) -> tuple[float | None, float | None]:
+    if config.algorithm.name == "dp-block" and not allow_divergence:
+        _require_stable_blocks(config, topology, compressor, dim)
     if config.algorithm.name not in COMPRESSED:
         return None, None
     wanted = config.algorithm.mixing_rate
@@ -171,6 +173,16 @@ def _mixing(
         except UnstableError as error:
             raise UnstableError(f"{error} To run it all the same: --allow-divergence") from None
     return rate, mixing_radius(topology, compressor, rate, dim)
+
+
+def _require_stable_blocks(config: Config, topology: Topology, compressor: Compressor, dim: int) -> None:
+    radius = block_radius(topology, compressor, config.algorithm.num_blocks, dim)
+    if radius >= 1.0:
+        raise UnstableError(
+            f"compression.spec = {compressor.spec!r} with algorithm.name = 'dp-block' on graph {topology.name!r}: the disagreement "
+            f"grows by {radius:.4f} a round; use more bits or one scale per bucket, for example 'gsgd:8/64'. To run it all the "
+            "same: --allow-divergence"
+        )
 
 
 def build_algorithm(config: Config, compressor: Compressor, mixing_rate: float | None) -> Algorithm[Any]:

@@ -30,6 +30,7 @@ from dpcsgp.graphs.responses import modal_energies, stationary
 from dpcsgp.graphs.stability import GossipMoments
 
 DIM = 101_770
+EXACT = parse_compressor("none")
 LAWS = [(0.5, 0.25, 1.0), (0.1, 0.09, 0.05), (1.0, 0.3, 0.7), (0.9, 0.09, 1.0), (0.98, 0.4, 0.4), (0.7, 0.0, 0.5)]
 DEFECTIVE = from_edges(6, [(0, 3), (3, 0), (0, 1), (1, 2), (2, 4), (4, 5), (5, 0), (1, 5)])
 SMALL = {
@@ -139,11 +140,11 @@ def test_exact_messages_decay_with_the_second_eigenvalue() -> None:
 
 def test_block_gossip_decays_once_per_turn() -> None:
     topology = directed_exponential(10)
-    assert block_radius(topology, 1) == pytest.approx(0.6)
-    assert block_radius(topology, 10) == pytest.approx(0.6**0.1)
-    assert block_radius(complete(1), 4) == 0.0
+    assert block_radius(topology, EXACT, 1, 100) == pytest.approx(0.6)
+    assert block_radius(topology, EXACT, 10, 100) == pytest.approx(0.6**0.1)
+    assert block_radius(complete(1), EXACT, 4, 100) == 0.0
     with pytest.raises(ConfigError, match="num_blocks"):
-        block_radius(topology, 0)
+        block_radius(topology, EXACT, 0, 100)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])

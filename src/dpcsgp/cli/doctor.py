@@ -137,6 +137,7 @@ def _answer(found: Diagnosis) -> dict[str, Any]:
         "classification": stability.verdict if stability else None,
         "rounds_to_halve": found.rounds_to_halve,
         "steady_state_disagreement": found.disagreement,
+        "spread_that_stays": found.spread,
         "bytes_per_round": found.bytes_per_round,
         "paper_bits_per_round": found.paper_bits_per_round,
         "second_eigenvalue": constants.second_eigenvalue,
@@ -198,6 +199,8 @@ def _lines(a: dict[str, Any]) -> dict[str, str]:
         lines["radius at mixing rate 1"] = _number(a["radius_at_one"], none)
         lines["advised mixing rate"] = f"{advised}{cautious}, radius {_number(a['advised_radius'], none)}"
         lines["behaviour"] = a["classification"]
+    if a["spread_that_stays"] > 0:
+        lines["spread that stays"] = f"{a['spread_that_stays']:.2g} of the displacement that all nodes share"
     return lines | {
         "rounds to halve disagreement": _number(a["rounds_to_halve"], "unknown"),
         "disagreement, unit noise per round": _number(a["steady_state_disagreement"], "unknown"),

@@ -120,9 +120,7 @@ def rotate_back(x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, 
             flip(x_W[window], _signs(plan, random, step, row, start, index), spread)
 
 
-def _signs(
-    plan: RotationPlan, random: PublicRandomness, step: int, row: int, start: int, index: int
-) -> np.ndarray:
+def _signs(plan: RotationPlan, random: PublicRandomness, step: int, row: int, start: int, index: int) -> np.ndarray:
     """Return one public random bit per coordinate of a window, in words of 64."""
     num_words = -(-plan.length * plan.columns // 64)
     return random.row_bytes(f"compression/rotation/{start}/{index}", step, row, 8 * num_words).view("<u8")

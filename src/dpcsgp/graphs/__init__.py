@@ -23,7 +23,14 @@ from dpcsgp.graphs.builders import (
     torus,
     undirected_ring,
 )
-from dpcsgp.graphs.stability import block_radius, mixing_radius, second_eigenvalue, steady_state_disagreement
+from dpcsgp.graphs.stability import (
+    block_disagreement,
+    block_radius,
+    block_spread,
+    mixing_radius,
+    second_eigenvalue,
+    steady_state_disagreement,
+)
 from dpcsgp.graphs.topology import Topology
 
 __all__ = [
@@ -33,7 +40,9 @@ __all__ = [
     "TheoremReport",
     "Topology",
     "best_mixing_rate",
+    "block_disagreement",
     "block_radius",
+    "block_spread",
     "cautious_mixing_rate",
     "classify",
     "complete",

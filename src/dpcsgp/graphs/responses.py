@@ -85,6 +85,15 @@ class GossipRecursion:
         g, c = self.gain, self.rate
         return Response((1.0, c * g), (1.0, c * g * (3.0 - g), (c * g) ** 2), zero_sum=True)
 
+    @property
+    def surely_contracts(self) -> bool:
+        """Tell whether the mean decays on every graph.
+
+        Every eigenvalue mu of A - I lies in the disc |mu + 1| <= 1. A mode is stable for rate * mu inside an ellipse that
+        touches 0 with curvature radius gain / (2 - gain): up to that rate no graph needs its eigenvalues.
+        """
+        return self.rate <= self.gain / (2.0 - self.gain)
+
     def linear_radius(self, eigenvalues_N: np.ndarray) -> float:
         """Return the decay per step without noise: the largest root of r^2 - (2 - gain + rate gain mu) r + 1 - gain."""
         shared = int(np.argmin(np.abs(eigenvalues_N - 1.0)))
@@ -92,6 +101,57 @@ class GossipRecursion:
         root_N = np.sqrt(half_N.astype(complex) ** 2 - (1.0 - self.gain))
         roots = np.concatenate([half_N + root_N, half_N - root_N, [1.0 - self.gain]])
         return float(np.abs(roots).max())
+
+
+@final
+@dataclass(frozen=True)
+class WholeValueRecursion:
+    """State the recursion of block gossip, whose quantiser sees x itself: x' = x + B q, q = kept x + xi.
+
+    Nothing is fed back, so one term suffices: p_(k+1) = (1 + kept B) p_k, the recursion above for gain 1 and rate `kept`.
+    The value that the quantiser sees next takes the place of the error; of both only the zero-sum part is followed.
+    """
+
+    kept: float
+    gain: float = 1.0
+
+    @property
+    def rate(self) -> float:
+        """Return how far one exchange goes on average."""
+        return self.kept
+
+    @property
+    def noise_to_error(self) -> Response:
+        """Return how compression noise comes back in the values of later exchanges."""
+        return Response((0.0, 1.0), (0.0, 1.0, self.kept), zero_sum=True)
+
+    @property
+    def noise_to_private(self) -> Response:
+        """Return how compression noise moves the private vectors: they are the values."""
+        return self.noise_to_error
+
+    @property
+    def drive_to_error(self) -> Response:
+        """Return how a unit added to a private vector shows in the values, from the moment it is added."""
+        return Response((1.0,), (1.0, self.kept), zero_sum=True)
+
+    @property
+    def drive_to_private(self) -> Response:
+        """Return how a unit added to a private vector spreads, measured after each exchange."""
+        return Response((1.0, self.kept), (1.0, 2.0 * self.kept, self.kept**2), zero_sum=True)
+
+    @property
+    def surely_contracts(self) -> bool:
+        """Tell whether the mean decays on every graph: |1 + kept mu| < 1 inside the disc |mu + 1| <= 1."""
+        return self.kept <= 1.0
+
+    def linear_radius(self, eigenvalues_N: np.ndarray) -> float:
+        """Return the decay per exchange without noise: the largest |1 + kept mu|."""
+        shared = int(np.argmin(np.abs(eigenvalues_N - 1.0)))
+        return float(np.abs(1.0 + self.kept * (np.delete(eigenvalues_N, shared) - 1.0)).max(initial=0.0))
+
+
+Recursion = GossipRecursion | WholeValueRecursion
 
 
 @final
@@ -103,7 +163,7 @@ class ModalEnergies:
     right_NN: np.ndarray
     left_NN: np.ndarray
 
-    def of(self, response: Response, recursion: GossipRecursion, level: float) -> Any:
+    def of(self, response: Response, recursion: Recursion, level: float) -> Any:
         """Return the energy as an (N, N) array, for many nodes as a linear operator."""
         weights_NN = self._pair_sums(response, recursion, level)
         num_nodes = len(self.eigenvalues_N)
@@ -120,7 +180,7 @@ class ModalEnergies:
 
         return LinearOperator((num_nodes, num_nodes), matvec=apply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
 
-    def _pair_sums(self, response: Response, recursion: GossipRecursion, level: float) -> np.ndarray:
+    def _pair_sums(self, response: Response, recursion: Recursion, level: float) -> np.ndarray:
         """Return sum_k level^-k u_k conj(w_k) for every pair of modes, u and w being their two-term recursions.
 
         With s = sum u_k w_k, f = sum u_(k+1) w_k and b = sum u_k w_(k+1) the recursions give three linear equations;
@@ -160,7 +220,7 @@ class SteppedEnergies:
     max_steps: int = 20_000
     block: int = 16
 
-    def of(self, response: Response, recursion: GossipRecursion, level: float) -> np.ndarray:
+    def of(self, response: Response, recursion: Recursion, level: float) -> np.ndarray:
         """Return the energy as an (N, N) array."""
         terms = self._walk(response, recursion, level)
         total_NN = next(terms) ** 2
@@ -170,7 +230,8 @@ class SteppedEnergies:
             for _ in range(self.block):
                 block_NN += next(terms) ** 2
             total_NN += block_NN
-            ratio, added = float(block_NN.sum()) / added, float(block_NN.sum())
+            previous_block, added = added, float(block_NN.sum())
+            ratio = added / previous_block if previous_block > 0.0 else 0.0  # nothing is left after exact averaging
             rest = ratio / (1.0 - ratio) if ratio < 1.0 else 0.0
             previous, estimate = estimate, float(total_NN.sum()) + rest * added
             settled = settled + 1 if abs(estimate - previous) <= self.tolerance * estimate else 0
@@ -178,7 +239,7 @@ class SteppedEnergies:
                 break
         return total_NN + rest * block_NN
 
-    def _walk(self, response: Response, recursion: GossipRecursion, level: float) -> Iterator[np.ndarray]:
+    def _walk(self, response: Response, recursion: Recursion, level: float) -> Iterator[np.ndarray]:
         """Yield p_k(B) level^(-k/2) for k = 1, 2, ..."""
         scale = 1.0 / np.sqrt(level)
         keep, share = (1.0 - recursion.gain) * scale, recursion.rate * recursion.gain * scale

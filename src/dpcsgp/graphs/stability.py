@@ -31,7 +31,9 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.graphs.responses import (
     EXPLICIT_NODES,
     GossipRecursion,
+    Recursion,
     Response,
+    WholeValueRecursion,
     blas_threads,
     eigenvalues,
     modal_energies,
@@ -71,14 +73,45 @@ def steady_state_disagreement(topology: Topology, compressor: Compressor, mixing
     return GossipMoments(topology, moments.gain, moments.noise, mixing_rate).disagreement
 
 
-def block_radius(topology: Topology, num_blocks: int) -> float:
-    """Return the factor per step of exact push-sum on one of `num_blocks` blocks in turn: |lambda_2(A)|^(1 / K).
+def block_radius(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> float:
+    """Return the factor per round of gossip on one of `num_blocks` blocks in turn.
 
-    It is below 1 on every strongly connected graph, whatever the number of blocks.
+    Exact blocks: |lambda_2(A)|^(1 / K), below 1 on every strongly connected graph. Quantised ones: the K-th root of the
+    factor per exchange of the second moments; nan where the compressor has no law.
     """
+    gossip = _block_moments(topology, compressor, num_blocks, dim)
+    return gossip.radius ** (1.0 / num_blocks) if gossip else float("nan")
+
+
+def block_disagreement(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> float:
+    """Return the steady-state disagreement of block gossip under unit noise per round, mean over the rounds of a cycle.
+
+    A block gathers K rounds of noise between its exchanges: K times the disagreement just after one, and (K - 1) / 2
+    rounds of unmixed noise on average. What a quantiser adds for the value that all nodes share is `block_spread`.
+    """
+    gossip = _block_moments(topology, compressor, num_blocks, dim)
+    if gossip is None:
+        return float("nan")
+    scale_N = topology.num_nodes * stationary(topology)
+    unmixed = float(np.mean((1.0 / scale_N - 2.0 / topology.num_nodes) / scale_N)) + 1.0 / topology.num_nodes
+    return num_blocks * gossip.disagreement + (num_blocks - 1) / 2 * unmixed
+
+
+def block_spread(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> float:
+    """Return how far apart quantised blocks keep the nodes for ever, as a share of the displacement that they share.
+
+    The quantiser sees whole values, so its error follows their size and does not fade; zero for exact blocks.
+    """
+    gossip = _block_moments(topology, compressor, num_blocks, dim)
+    return gossip.persistent_spread if gossip else float("nan")
+
+
+def _block_moments(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> GossipMoments | None:
+    """Return the mean-square law of one exchange of a block, or None where the compressor has none."""
     if num_blocks < 1:
         raise ConfigError(f"algorithm.num_blocks = {num_blocks}: expected at least 1")
-    return second_eigenvalue(topology) ** (1.0 / num_blocks)
+    moments = compressor.moments(-(-dim // num_blocks))
+    return GossipMoments(topology, moments.gain, moments.noise, 1.0, whole_values=True) if moments else None
 
 
 def second_eigenvalue(topology: Topology) -> float:
@@ -91,12 +124,16 @@ def second_eigenvalue(topology: Topology) -> float:
 @final
 @dataclass(frozen=True, eq=False)
 class GossipMoments:
-    """Answer mean-square questions about one graph, one compressor law and one mixing rate."""
+    """Answer mean-square questions about one graph, one compressor law and one mixing rate.
+
+    `whole_values` stands for block gossip: the compressor sees x itself and not the difference to a public copy.
+    """
 
     topology: Topology
     gain: float
     noise: float
     mixing_rate: float
+    whole_values: bool = False
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.mixing_rate) and self.mixing_rate > 0):
@@ -107,10 +144,8 @@ class GossipMoments:
     @cached_property
     def is_stable(self) -> bool:
         """Tell whether the mean square decays."""
-        # Every eigenvalue mu of A - I lies in the disc |mu + 1| <= 1. A mode is stable for rate * mu inside an ellipse
-        # that touches 0 with curvature radius gain / (2 - gain): up to that rate no graph needs its eigenvalues.
         with blas_threads(self.topology.num_nodes):
-            safe = self.mixing_rate <= self.gain / (2.0 - self.gain)
+            safe = self._recursion.surely_contracts
             return (safe or self.linear_radius < 1.0) and self._loop_gain(1.0) < 1.0
 
     @cached_property
@@ -136,13 +171,30 @@ class GossipMoments:
             return float(np.mean(private_N / scale_N**2))
 
     @cached_property
+    def persistent_spread(self) -> float:
+        """Return the root mean square of z_i - z_bar that a quantiser of whole values keeps up for z_bar = 1.
+
+        The second moments v of what it sees obey v = (n phi)^2 + K v.
+        """
+        if not self.whole_values or self.noise == 0.0:
+            return 0.0
+        if not self.is_stable:
+            return float("inf")
+        squares_N = (self.topology.num_nodes * stationary(self.topology)) ** 2
+        with blas_threads(self.topology.num_nodes):
+            loop_NN = self.noise * self._energy(self._recursion.noise_to_error)
+            seen_N = np.linalg.solve(np.eye(len(squares_N)) - loop_NN, squares_N)
+            kept_N = self.noise * (self._slow_energy(self._recursion.noise_to_private) @ seen_N)
+        return float(np.sqrt(np.mean(kept_N / squares_N)))
+
+    @cached_property
     def linear_radius(self) -> float:
         """Return the decay per round of the mean, as if the compressor only scaled by its gain."""
         return self._recursion.linear_radius(eigenvalues(self.topology))
 
     @property
-    def _recursion(self) -> GossipRecursion:
-        return GossipRecursion(self.gain, self.mixing_rate)
+    def _recursion(self) -> Recursion:
+        return WholeValueRecursion(self.gain) if self.whole_values else GossipRecursion(self.gain, self.mixing_rate)
 
     @cached_property
     def _closed_form(self) -> bool:
@@ -177,9 +229,10 @@ class GossipMoments:
 
     @property
     def _first_noise_to_error(self) -> np.ndarray:
-        """Return rate (A - I) - I, the first response: K(level) >= noise / level times its entrywise square."""
+        """Return the first response p_1(A - I): K(level) >= noise / level times its entrywise square."""
         identity_NN = np.eye(self.topology.num_nodes)
-        return self.mixing_rate * (self.topology.weights - identity_NN) - identity_NN
+        constant, slope = self._recursion.noise_to_error.first
+        return constant * identity_NN + slope * (self.topology.weights - identity_NN)
 
 
 def _level_of_unit_gain(gain: Callable[[float], float], floor: float, tolerance: float) -> float:

@@ -25,7 +25,9 @@ from dpcsgp.graphs import (
     TheoremReport,
     Topology,
     best_mixing_rate,
+    block_disagreement,
     block_radius,
+    block_spread,
     classify,
     mixing_radius,
     rounds_to_halve,
@@ -39,6 +41,9 @@ SWEEP: Final = (
     "gsgd:8", "gsgd:8/512", "gsgd:4/64", "rot:1", "rot:2", "rot:3", "rot:4",
 )  # fmt: skip
 SILENT: Final = ("local", "dp-sgd")
+_LARGEST_SPREAD: Final = (
+    0.1  # a judgement: nodes that differ by more than a tenth of what they learned hardly share a model
+)
 
 
 @final
@@ -55,6 +60,7 @@ class Diagnosis:
     theorem: TheoremReport
     radius: float
     disagreement: float
+    spread: float  # what never fades, as a share of the common displacement; above 0 for quantised blocks only
     bytes_per_round: int
     paper_bits_per_round: int
     healthy: bool
@@ -83,52 +89,61 @@ def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
         topology, compressor, dim, epsilon=epsilon, delta=delta, examples_per_node=examples_per_node,
         c2=config.privacy.c2, mixing_rate=rate,
     )  # fmt: skip
-    radius, disagreement = _contraction(config, topology, compressor, rate, dim)
-    healthy, verdict = _verdict(config, stability, radius)
+    radius, disagreement, spread = _contraction(config, topology, compressor, rate, dim)
+    healthy, verdict = _verdict(config, stability, radius, spread)
     return Diagnosis(
-        topology, name, compressor, dim, rate, stability, theorem, radius, disagreement,
+        topology, name, compressor, dim, rate, stability, theorem, radius, disagreement, spread,
         bytes_per_round=0 if name in SILENT else frames.frame_bytes(compressor.num_bytes(payload)),
         paper_bits_per_round=0 if name in SILENT else compressor.paper_bits(payload),
         healthy=healthy, verdict=verdict,
     )  # fmt: skip
 
 
-def block_disagreement(topology: Topology, num_blocks: int, dim: int) -> float:
-    """Return the steady-state disagreement of exact gossip on one block per round under unit noise, mean over phases.
-
-    A block gathers K rounds of noise between its exchanges: K times the disagreement of exact gossip just after one,
-    and (K - 1) / 2 rounds of unmixed noise on average, of which 1 - 1 / n is disagreement.
-    """
-    exact = steady_state_disagreement(topology, parse_compressor("none"), 1.0, dim)
-    return num_blocks * exact + (num_blocks - 1) / 2 * (1.0 - 1.0 / topology.num_nodes)
-
-
 def _contraction(
     config: Config, topology: Topology, compressor: Compressor, rate: float, dim: int
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
+    """Return radius, steady-state disagreement under unit noise, and the spread that never fades."""
     name, num_blocks = config.algorithm.name, config.algorithm.num_blocks
     if name in SILENT:
-        return (1.0, math.inf) if topology.num_nodes > 1 else (0.0, 0.0)
+        return (1.0, math.inf, 0.0) if topology.num_nodes > 1 else (0.0, 0.0, 0.0)
     if name == "dp-block":
-        if compressor.spec != "none":
-            return math.nan, math.nan
-        return block_radius(topology, num_blocks), block_disagreement(topology, num_blocks, dim)
-    return mixing_radius(topology, compressor, rate, dim), steady_state_disagreement(topology, compressor, rate, dim)
+        setting = (topology, compressor, num_blocks, dim)
+        return block_radius(*setting), block_disagreement(*setting), block_spread(*setting)
+    setting = (topology, compressor, rate, dim)
+    return mixing_radius(*setting), steady_state_disagreement(*setting), 0.0
 
 
-def _verdict(config: Config, stability: StabilityReport | None, radius: float) -> tuple[bool, str]:
+def _verdict(config: Config, stability: StabilityReport | None, radius: float, spread: float) -> tuple[bool, str]:
     name = config.algorithm.name
     if stability is not None:
         return stability.healthy, stability.explanation
     if name in SILENT:
         return True, f"{name} exchanges nothing: there is nothing to diverge, and nothing is learned from others."
-    if math.isnan(radius):
-        return False, (
-            f"dp-block with compression.spec = {config.compression.spec!r} compresses whole values instead of"
-            " differences: its error does not fade, and no radius vouches for it. Set compression.spec = 'none'."
+    if name != "dp-block":
+        return (
+            True,
+            f"{name} gossips without compression: the disagreement shrinks by {radius:.4f} a round on this graph.",
         )
-    what = f"on one of {config.algorithm.num_blocks} blocks a round" if name == "dp-block" else "without compression"
-    return True, f"{name} gossips exactly {what}: the disagreement shrinks by {radius:.4f} a round on this graph."
+    what = f"dp-block gossips on one of {config.algorithm.num_blocks} blocks a round"
+    if config.compression.spec == "none":
+        return True, f"{what}, exactly: the disagreement shrinks by {radius:.4f} a round on this graph."
+    return _verdict_on_quantised_blocks(f"{what} with compression.spec = {config.compression.spec!r}", radius, spread)
+
+
+def _verdict_on_quantised_blocks(what: str, radius: float, spread: float) -> tuple[bool, str]:
+    remedy = "use more bits or smaller buckets, for example compression.spec = 'gsgd:8/64', or 'none'"
+    if math.isnan(radius):
+        return (
+            False,
+            f"{what}: the error of this compressor depends on the shape of the vector, no law exists; {remedy}.",
+        )
+    if radius >= 1.0:
+        return False, f"{what}: the disagreement grows by {radius:.4f} a round; {remedy}."
+    law = (
+        f"{what}: the disagreement shrinks by {radius:.4f} a round, down to {100 * spread:.2g} % of the displacement that "
+        "all nodes share, because whole values are compressed and not differences"
+    )
+    return (True, f"{law}.") if spread <= _LARGEST_SPREAD else (False, f"{law}; {remedy}.")
 
 
 @final

@@ -18,8 +18,7 @@ from dpcsgp.blueprint import Blueprint, Facts, design
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, make_config
 from dpcsgp.errors import ConfigError, UnstableError
-from dpcsgp.graphs import block_radius, steady_state_disagreement
-from dpcsgp.planning.diagnosis import block_disagreement
+from dpcsgp.graphs import block_disagreement, block_radius, steady_state_disagreement
 from dpcsgp.planning.facts import declared_facts
 from dpcsgp.planning.outlook import Gossip, Outlook, foresee
 from dpcsgp.planning.timing import StepTimes, data_bytes, state_bytes, time_exchange, time_parts
@@ -30,7 +29,7 @@ STEPS: Final = (15, 20, 30, 40, 50, 60, 70, 100, 150, 200, 300, 400)
 COMPRESSORS: Final = (
     "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/64", "gsgd:8/512", "rand:0.5", "rand:0.1", "rand:0.02", "none",
 )  # fmt: skip
-BLOCKS: Final = (10, 30)
+BLOCKS: Final = ((10, "none"), (30, "none"), (3, "gsgd:8/64"), (10, "gsgd:8/64"))  # number, compression
 SELDOM: Final = 3  # also try the two coarsest rotations with an exchange in every third step only
 POLISH_ROUNDS: Final = 3
 AT_THE_END: Final = "local-then-average"
@@ -85,7 +84,8 @@ class Row:
         """Return the way of exchanging in short."""
         settings = self.config.algorithm
         spec = self.config.compression.spec
-        names = {"local": "local", "dp-block": f"block:{settings.num_blocks}", AT_THE_END: f"end {spec}"}
+        block = ("" if spec == "none" else "q-") + f"block:{settings.num_blocks}"
+        names = {"local": "local", "dp-block": block, AT_THE_END: f"end {spec}"}
         seldom = f" /{settings.gossip_every}" if 1 < settings.gossip_every <= settings.steps else ""
         return names.get(settings.name, spec) + seldom
 
@@ -229,7 +229,7 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
     """Prepare and time every way of exchanging that is stable on this graph."""
     exchanges: list[tuple[str, dict[str, Any], str]] = [
         *((spec, {"name": "dp-csgp", "polish_rounds": POLISH_ROUNDS}, spec) for spec in COMPRESSORS),
-        *((f"{k} blocks", {"name": "dp-block", "num_blocks": k, "polish_rounds": k}, "none") for k in BLOCKS),
+        *((f"{k} blocks", {"name": "dp-block", "num_blocks": k, "polish_rounds": k}, spec) for k, spec in BLOCKS),
         ("local", {"name": "local", "polish_rounds": 0}, "none"),
     ]
     exchanges += [
@@ -273,12 +273,12 @@ def _gossip(blueprint: Blueprint) -> Gossip:
     topology, settings = blueprint.topology, blueprint.config.algorithm
     if settings.name == "local":
         return Gossip(radius=1.0, disagreement=0.0, num_averaged=1)
+    compressor = parse_compressor(blueprint.config.compression.spec)
     if settings.name == "dp-block":
-        spread = block_disagreement(topology, settings.num_blocks, blueprint.dim)
-        return Gossip(block_radius(topology, settings.num_blocks), spread, topology.num_nodes)
+        setting = (topology, compressor, settings.num_blocks, blueprint.dim)
+        return Gossip(block_radius(*setting), block_disagreement(*setting), topology.num_nodes)
     assert blueprint.mixing_rate is not None
     assert blueprint.mixing_radius is not None
-    compressor = parse_compressor(blueprint.config.compression.spec)
     spread = steady_state_disagreement(topology, compressor, blueprint.mixing_rate, blueprint.dim)
     if settings.name == AT_THE_END:  # noise is averaged afterwards: taken to help half as much (in decibels) as before
         halfway = max(1, round(math.sqrt(topology.num_nodes)))

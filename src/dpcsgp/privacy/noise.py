@@ -73,9 +73,7 @@ def rounded_gauss(dim: int, scale: float, random: PrivateRandomness, step: int, 
     return torch.from_numpy(noise_D)
 
 
-def _add_rounded(
-    sums_D: np.ndarray, scale: float, grid: float, random: PrivateRandomness, step: int, row: int
-) -> None:
+def _add_rounded(sums_D: np.ndarray, scale: float, grid: float, random: PrivateRandomness, step: int, row: int) -> None:
     """Make `grid * (round(sum / grid) + round(scale * gauss))` in place; the second half of the sums gets the sines."""
     half = (sums_D.size + 1) // 2
     words = random.row_bytes("noise", step, row, 16 * half).view(np.int64)
