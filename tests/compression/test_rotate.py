@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from dpcsgp.compression import RotatedQuantizer
 from dpcsgp.compression.gaussian import lloyd_max
+from dpcsgp.compression.hadamard import flip, hadamard
 from dpcsgp.compression.rotate import plan_rotation, rotate, rotate_back
 from dpcsgp.randomness import PublicRandomness
 
@@ -25,6 +26,40 @@ def test_plans_cover_all_coordinates_with_little_waste(dim: int, bits: int) -> N
     assert plan.width >= dim
     assert plan.length <= plan.rows <= plan.length * 4 / 3
     assert RotatedQuantizer(bits).num_bytes(dim) <= 1.09 * bits * dim / 8 + 4 + 4 * bits
+
+
+def plain_butterflies(x: np.ndarray, half: int) -> np.ndarray:
+    """Return the transform of the rows of (L, M), stage after stage: what sender and receivers must agree on."""
+    x = x.copy()
+    while half < len(x):
+        pairs = x.reshape(-1, 2, half, x.shape[1])
+        upper = pairs[:, 0] + pairs[:, 1]
+        pairs[:, 1] = upper - np.float32(2) * pairs[:, 1]
+        pairs[:, 0] = upper
+        half *= 2
+    return x
+
+
+@pytest.mark.parametrize("columns", [1, 3, 16, 25])
+@pytest.mark.parametrize(("length", "half"), [(32, 1), (64, 1), (64, 8), (4096, 32), (2, 1), (32, 32)])
+def test_butterflies_agree_bit_for_bit_with_plain_ones(length: int, half: int, columns: int) -> None:
+    x = np.random.default_rng(0).standard_normal((length, columns)).astype(np.float32)
+    found = x.copy()
+    hadamard(found.reshape(-1), columns, half)
+    assert np.array_equal(found, plain_butterflies(x, half))
+    if half == 1:
+        signs = np.array([[(-1.0) ** (i & j).bit_count() for i in range(length)] for j in range(length)])
+        assert np.allclose(found, signs @ x, atol=1e-4 * length)
+
+
+@pytest.mark.parametrize("dim", [1, 63, 64, 65, 1000])
+def test_signs_are_the_bits_of_the_words(dim: int) -> None:
+    words = np.random.default_rng(1).integers(0, 2**64, -(-dim // 64), dtype=np.uint64)
+    x = np.arange(1, dim + 1, dtype=np.float32)
+    found = x.copy()
+    flip(found, words, 4)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:dim]
+    assert np.array_equal(found, np.where(bits == 1, -x, x) / np.float32(2))
 
 
 @pytest.mark.parametrize("dim", DIMS[:-1])

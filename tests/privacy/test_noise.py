@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from dpcsgp.privacy.box_muller import add_pairs
 from dpcsgp.privacy.noise import add_noise_, grid_size, rounded_gauss, sensitivity_slack
 from dpcsgp.randomness import PrivateRandomness
 
@@ -124,3 +125,45 @@ def test_noise_does_not_depend_on_the_number_of_threads() -> None:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def box_muller(radius_words: np.ndarray, angle_words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the transform by numpy's functions, in extended precision."""
+    u = ((radius_words & (2**53 - 1)).astype(np.float64) + 0.5) / 2.0**53  # rounded to a double, as stated
+    radius = np.sqrt(-2 * np.log(u.astype(np.longdouble)))
+    angle = angle_words.astype(np.longdouble) * (
+        np.longdouble(2) * np.arccos(np.longdouble(0)) / np.longdouble(2) ** 63
+    )
+    return radius * np.cos(angle), radius * np.sin(angle)
+
+
+def test_compiled_logarithm_and_waves_are_accurate() -> None:
+    """To three units in the last place of the radius, also at the ends of the ranges and where a quarter turn begins."""
+    ends = np.array([0, 1, 2**52, 2**53 - 2, 2**53 - 1, -1, 2**53, 6369051672525772], dtype=np.int64)
+    quarters = np.array(
+        [k * 2**61 + off for k in range(-4, 4) for off in (-1, 0, 1) if k > -4 or off >= 0], dtype=np.int64
+    )
+    random = np.random.default_rng(3)
+    words = random.integers(-(2**63), 2**63 - 1, (2, 200_000))
+    radii = np.concatenate([np.repeat(ends, len(quarters)), words[0]])
+    angles = np.concatenate([np.tile(quarters, len(ends)), words[1]])
+    scale = 2.0**51  # rounding to whole numbers then takes nothing away
+    found = np.zeros((2, len(radii)))
+    add_pairs(radii, angles, scale, 1.0, *found)
+    exact = box_muller(radii, angles)
+    allowed = 0.5 + 3 * 2.0**-52 * scale * np.hypot(*exact)
+    for values, truth in zip(found, exact, strict=True):
+        assert (np.abs(values - scale * truth) <= allowed).all()
+
+
+@pytest.mark.parametrize("dim", [1, 2, 17, 1000])
+def test_the_same_sum_and_noise_on_a_view_of_many_rows(dim: int) -> None:
+    """In place on one row, whatever its alignment, and nothing beside it is touched."""
+    sums = torch.randn(5, dim)
+    before = sums.clone()
+    add_noise_(sums[2], 1.0, 1.0, PrivateRandomness.seeded(1, [0]), 4, 0)
+    alone = before[2].clone()
+    add_noise_(alone, 1.0, 1.0, PrivateRandomness.seeded(1, [0]), 4, 0)
+    assert torch.equal(sums[2], alone)
+    assert not torch.equal(alone, before[2])
+    assert torch.equal(sums[[0, 1, 3, 4]], before[[0, 1, 3, 4]])

@@ -1,6 +1,6 @@
 """Pairs of normal numbers from random words, rounded to whole numbers: the inner loop of the noise, compiled.
 
-    u = (low 53 bits of the first word + 1/2) / 2^53        radius = scale sqrt(-2 log u)
+    u = (low 53 bits of the first word + 1/2) / 2^53, a double        radius = scale sqrt(-2 log u)
     angle = (second word, signed) pi / 2^63                 values = round(radius cos(angle)), round(radius sin(angle))
 
 The loop has no branch and calls no function, so that the compiler turns it into vector instructions. Logarithm, cosine and
@@ -40,7 +40,7 @@ def _log(u: float) -> float:
     m = np.int64(bits - (exponent << 52)).view(np.float64)
     f = (m - 1.0) / (m + 1.0)
     g = f * f
-    series = 2 / 13 + g * (2 / 15 + g * (2 / 17 + g * (2 / 19 + g * (2 / 21))))
+    series = 2 / 13 + g * (2 / 15 + g * (2 / 17 + g * (2 / 19)))
     series = 2 / 3 + g * (2 / 5 + g * (2 / 7 + g * (2 / 9 + g * (2 / 11 + g * series))))
     return float(exponent) * _LOG_2 + (f * (g * series) + 2.0 * f)
 
