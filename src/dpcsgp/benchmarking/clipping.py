@@ -80,6 +80,8 @@ def _ranked(
     ratios = []
     for name in peers:
         ratio = compare("clipping", times, OURS, name, clock=clock, at_least=True, note=note)
+        if name == MODES[opacus_modes.SECURE]:
+            ratio = replace(ratio, note=f"{note}; like for like: both resist attacks on floating point")
         if name == default and default_limit is not None:
             ratio = replace(ratio, limit=default_limit, note=f"{note}; its default")
         if name == best:

@@ -11,14 +11,13 @@ import math
 from typing import Final
 
 import numpy as np
-from numba import njit
 
-# Compiled at the first import, then kept on disk.
-_OPTIONS: Final = {"nogil": True, "cache": True}
+from dpcsgp.compiled import compiled
+
 _LANES: Final = 64  # signs in a word
 
 
-@njit("void(float32[::1], uint64[::1], int64)", **_OPTIONS)
+@compiled("void(float32[::1], uint64[::1], int64)")
 def flip(x_W: np.ndarray, words: np.ndarray, spread: int) -> None:
     """Multiply in place by +-1 / sqrt(spread); bit i of the words, lowest first, is the sign of coordinate i."""
     scale = np.float32(1 / math.sqrt(spread))
@@ -28,7 +27,7 @@ def flip(x_W: np.ndarray, words: np.ndarray, spread: int) -> None:
             lanes[j] *= -scale if (word >> np.uint64(j)) & np.uint64(1) else scale
 
 
-@njit("void(float32[::1], int64, int64)", **_OPTIONS)
+@compiled("void(float32[::1], int64, int64)")
 def hadamard(x_W: np.ndarray, columns: int, half: int) -> None:
     """Make (a, b) <- (a + b, a - b) in place of rows `half` apart, then twice as far apart, and so on.
 

@@ -16,7 +16,8 @@ import math
 from typing import Final
 
 import numpy as np
-from numba import njit
+
+from dpcsgp.compiled import compiled, inlined
 
 _LOW_53_BITS: Final = (1 << 53) - 1
 _ULP: Final = 2.0**-53
@@ -25,14 +26,12 @@ _LOG_2: Final = math.log(2.0)
 _EIGHTH_TURN: Final = 1 << 61
 _RADIANS: Final = math.pi * 2.0**-63
 
-# Divisions do not look for zero (`error_model`), which would be a branch. Compiled at the first import, then kept on disk.
-_OPTIONS: Final = {"nogil": True, "cache": True, "error_model": "numpy"}
 _SIGNATURES: Final = [
     f"void(int64[::1], int64[::1], float64, float64, {kind}[::1], {kind}[::1])" for kind in ("float32", "float64")
 ]
 
 
-@njit(inline="always")
+@inlined
 def _log(u: float) -> float:
     """Return the natural logarithm of a positive number: exponent log 2 + 2 artanh((m - 1) / (m + 1)), m near 1."""
     bits = np.float64(u).view(np.int64)
@@ -45,21 +44,21 @@ def _log(u: float) -> float:
     return float(exponent) * _LOG_2 + (f * (g * series) + 2.0 * f)
 
 
-@njit(inline="always")
+@inlined
 def _sine(t: float, z: float) -> float:
     """Return sin t for |t| <= pi / 4, z = t^2."""
     series = -1 / 5040 + z * (1 / 362880 + z * (-1 / 39916800 + z * (1 / 6227020800 + z * (-1 / 1307674368000))))
     return t + t * z * (-1 / 6 + z * (1 / 120 + z * series))
 
 
-@njit(inline="always")
+@inlined
 def _cosine(z: float) -> float:
     """Return cos t for |t| <= pi / 4, z = t^2."""
     series = -1 / 3628800 + z * (1 / 479001600 + z * (-1 / 87178291200 + z * (1 / 20922789888000)))
     return 1.0 - z * (1 / 2 - z * (1 / 24 + z * (-1 / 720 + z * (1 / 40320 + z * series))))
 
 
-@njit(_SIGNATURES, **_OPTIONS)
+@compiled(*_SIGNATURES)
 def add_pairs(
     radius_words_P: np.ndarray,
     angle_words_P: np.ndarray,

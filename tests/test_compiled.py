@@ -1,0 +1,35 @@
+"""Compiled loops run where there is nowhere to keep them, and keep to the order of arithmetic as written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dpcsgp.compiled import compiled
+
+
+def test_a_loop_without_a_file_of_its_own_is_compiled_all_the_same() -> None:
+    found: dict[str, Any] = {}
+    exec("def halve(x):\n    for i in range(x.size):\n        x[i] /= 2\n", found)
+    halve: Callable[[np.ndarray], None] = compiled("void(float64[::1])")(found["halve"])
+    values = np.array([3.0, 5.0])
+    halve(values)
+    assert values.tolist() == [1.5, 2.5]
+
+
+@compiled("void(float32[::1], float32[::1], float32[::1])")
+def _accumulate(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    for i in range(x.size):
+        out[i] = (x[i] + y[i]) - x[i]
+
+
+def test_sums_are_not_simplified() -> None:
+    """(x + y) - x is y only in real numbers; a compiler that thinks so would make machines disagree."""
+    random = np.random.default_rng(0)
+    x, y = (random.standard_normal((2, 1000)) * [[1e6], [1.0]]).astype(np.float32)
+    out = np.empty_like(x)
+    _accumulate(x, y, out)
+    assert np.array_equal(out, (x + y) - x)
+    assert not np.array_equal(out, y)
