@@ -64,7 +64,7 @@ def main() -> None:
         "# Results\n\nEvery table and figure below was made by the command named above it; raw rows are in `results/` as CSV, figures "
         "there also as SVG and PDF. Runs are seeded so that they can be repeated, and therefore stamped `private: false`; the verified "
         "eps is what the same run with fresh noise guarantees. Settings were chosen on test accuracy with other seeds (101 and up), so "
-        "read small differences as ties. The runs of block, "
+        "read small differences as ties. The runs of "
         "rotation, cnn, scaling, stability and privacy are older than the noise's double-precision angles: its distribution is the "
         "same, but they do not repeat bit for bit.\n\n"
     )
