@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,3 +37,15 @@ def test_sums_are_not_simplified() -> None:
     _accumulate(x, y, out)
     assert np.array_equal(out, (x + y) - x)
     assert not np.array_equal(out, y)
+
+
+def test_damaged_files_of_an_earlier_process_do_not_matter(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from dpcsgp.compression.hadamard import flip; print(flip.__name__)"]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for expected in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.stdout.strip() == "flip", done.stderr
+        kept = [*tmp_path.rglob("*.nbc"), *tmp_path.rglob("*.nbi")]
+        assert len(kept) > 2, expected
+        for file in kept:
+            file.write_bytes(file.read_bytes()[:50])

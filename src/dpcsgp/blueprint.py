@@ -6,6 +6,7 @@ and files.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,16 @@ from dpcsgp.algorithms import DPCSGP, DPSGD, SGP, Algorithm, ChocoSGD, DPBlock, 
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
 from dpcsgp.errors import ConfigError, UnstableError
-from dpcsgp.graphs import Topology, best_mixing_rate, block_radius, metropolis_weights, mixing_radius, require_stable
+from dpcsgp.graphs import (
+    LARGEST_SPREAD,
+    Topology,
+    best_mixing_rate,
+    block_radius,
+    block_spread,
+    metropolis_weights,
+    mixing_radius,
+    require_stable,
+)
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import (
     GaussianMechanism,
@@ -161,8 +171,8 @@ def _warn_about_delta(config: Config, num_examples: Sequence[int]) -> None:
 def _mixing(
     config: Config, topology: Topology, compressor: Compressor, dim: int, allow_divergence: bool
 ) -> tuple[float | None, float | None]:
-    if config.algorithm.name == "dp-block" and not allow_divergence:
-        _require_stable_blocks(config, topology, compressor, dim)
+    if config.algorithm.name == "dp-block":
+        _check_blocks(config, topology, dim, allow_divergence)
     if config.algorithm.name not in COMPRESSED:
         return None, None
     wanted = config.algorithm.mixing_rate
@@ -175,14 +185,28 @@ def _mixing(
     return rate, mixing_radius(topology, compressor, rate, dim)
 
 
-def _require_stable_blocks(config: Config, topology: Topology, compressor: Compressor, dim: int) -> None:
-    radius = block_radius(topology, compressor, config.algorithm.num_blocks, dim)
-    if radius >= 1.0:
-        raise UnstableError(
-            f"compression.spec = {compressor.spec!r} with algorithm.name = 'dp-block' on graph {topology.name!r}: the disagreement "
-            f"grows by {radius:.4f} a round; use more bits or one scale per bucket, for example 'gsgd:8/64'. To run it all the "
-            "same: --allow-divergence"
-        )
+def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence: bool) -> None:
+    """Refuse quantised blocks whose disagreement grows; warn of those that leave the nodes far apart or have no law."""
+    settings = config.algorithm
+    specs = {"compression.spec": config.compression.spec}
+    if settings.polish_compression and settings.polish_rounds:
+        specs["algorithm.polish_compression"] = settings.polish_compression
+    for field, spec in specs.items():
+        compressor = parse_compressor(spec)
+        radius = block_radius(topology, compressor, settings.num_blocks, dim, settings.block_order)
+        spread = block_spread(topology, compressor, settings.num_blocks, dim)
+        where = f"{field} = {spec!r} with algorithm.name = 'dp-block' on graph {topology.name!r}"
+        remedy = "use 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
+        if radius >= 1.0 and not allow_divergence:
+            raise UnstableError(
+                f"{where}: the disagreement grows by a factor of {radius:.4f} a round; {remedy}. To run it all the same: "
+                "--allow-divergence"
+            )
+        if not spread <= LARGEST_SPREAD:
+            law = "no law says how far apart the nodes stay" if math.isnan(spread) else f"nodes stay {spread:.0%} apart"
+            warnings.warn(
+                f"{where}: {law}, because whole values are compressed and not differences; {remedy}", stacklevel=4
+            )
 
 
 def build_algorithm(config: Config, compressor: Compressor, mixing_rate: float | None) -> Algorithm[Any]:

@@ -32,8 +32,10 @@ def compiled(*signatures: str) -> Callable[[Callable[..., None]], Callable[..., 
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
         try:
             return njit(list(signatures), cache=True, **options)(loop)
-        except RuntimeError:  # nowhere to keep it: no file of its own, or no folder that may be written
-            return njit(list(signatures), **options)(loop)
+        except (
+            Exception
+        ):  # what was kept is damaged, or there is nowhere to keep it: no room, no folder, no file of its own
+            return njit(list(signatures), **options)(loop)  # a fault of the loop itself shows here again
 
     return decorate
 

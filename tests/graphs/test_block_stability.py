@@ -12,7 +12,7 @@ from dpcsgp.algorithms import DPBlock
 from dpcsgp.blueprint import design
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import load_config
-from dpcsgp.errors import UnstableError
+from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.graphs import (
     Topology,
     block_disagreement,
@@ -21,6 +21,7 @@ from dpcsgp.graphs import (
     complete,
     directed_exponential,
     directed_ring,
+    from_edges,
     random_digraph,
     star,
 )
@@ -132,15 +133,74 @@ def test_many_nodes_are_answered_by_walking() -> None:
     )
 
 
-def test_a_run_with_growing_blocks_is_refused_before_it_starts() -> None:
-    settings = [
-        "task.name=digits",
-        "graph.num_nodes=4",
-        "privacy.epsilon=4",
-        "algorithm.name=dp-block",
-        "compression.spec=gsgd:2",
-    ]
-    config = load_config(None, settings)
-    with pytest.raises(UnstableError, match=r"gsgd:2.*grows.*--allow-divergence"):
+@pytest.mark.parametrize("spec", ["none", "rot:2"])
+def test_blocks_drawn_at_random_are_slower(spec: str) -> None:
+    """A simulation of the law: one of K blocks a round by lot, unit noise in every round."""
+    topology, num_blocks, compressor, random = (
+        directed_exponential(6),
+        5,
+        parse_compressor(spec),
+        np.random.default_rng(2),
+    )
+    moments = compressor.moments(400)
+    assert moments is not None
+    apart, coordinates = topology.weights - np.eye(6), 20_000
+    x, seen = np.zeros((6, coordinates)), []
+    for step in range(400):
+        x += random.standard_normal(x.shape)
+        x -= x.mean(0)  # the drift of the mean is left out
+        chosen = random.integers(num_blocks, size=coordinates) == 0
+        size = np.sqrt(np.mean(x**2, axis=1, keepdims=True))
+        noise = math.sqrt(moments.noise) * size * random.standard_normal(x.shape)
+        x += np.where(chosen, apart @ (moments.gain * x + noise), 0.0)
+        if step >= 100:
+            seen.append(np.mean(x**2))
+    setting = (topology, compressor, num_blocks, 2000)
+    assert block_disagreement(*setting, "random") == pytest.approx(np.mean(seen), rel=0.03)
+    in_turn, by_lot = block_radius(*setting), block_radius(*setting, "random")
+    assert by_lot == pytest.approx(math.sqrt(1 - (1 - in_turn ** (2 * num_blocks)) / num_blocks))
+    assert in_turn < by_lot < 1
+
+
+@pytest.mark.parametrize("spec", ["none", "gsgd:8/64", "rot:1", "rand:0.5"])
+def test_one_node_agrees_with_itself(spec: str) -> None:
+    setting = (complete(1), parse_compressor(spec), 2, 100)
+    assert [answer(*setting) for answer in (block_radius, block_disagreement, block_spread)] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("num_nodes", [2, 3, 6])
+def test_exact_averaging_leaves_nothing(num_nodes: int) -> None:
+    assert block_radius(complete(num_nodes), parse_compressor("none"), 30, 100) == 0.0
+
+
+def test_a_graph_without_eigenvectors_has_the_same_law() -> None:
+    edges = [(0, 2), (0, 3), (1, 0), (1, 2), (1, 3), (2, 0), (2, 1), (3, 1)]
+    topology = from_edges(4, edges)
+    for noise in (0.3, 5.0, 6.0):
+        found = GossipMoments(topology, 1.0, noise, 1.0, whole_values=True).radius
+        assert found == pytest.approx(kronecker_radius(topology, 1.0, noise), rel=1e-6)
+
+
+BLOCKS = ["task.name=digits", "graph.num_nodes=4", "privacy.epsilon=4", "algorithm.name=dp-block"]
+
+
+@pytest.mark.parametrize("field", ["compression.spec", "algorithm.polish_compression"])
+def test_a_run_with_growing_blocks_is_refused_before_it_starts(field: str) -> None:
+    config = load_config(None, [*BLOCKS, "algorithm.polish_rounds=2", f"{field}=gsgd:2"])
+    with pytest.raises(UnstableError, match=rf"{field} = 'gsgd:2'.*grows.*gsgd:8/64.*--allow-divergence"):
         design(config, declared_facts(config))
-    design(config, declared_facts(config), allow_divergence=True)
+    with pytest.warns(UserWarning, match="apart"):
+        design(config, declared_facts(config), allow_divergence=True)
+
+
+@pytest.mark.parametrize(("spec", "words"), [("sign", "no law"), ("rot:1", "nodes stay 47% apart")])
+def test_blocks_that_leave_the_nodes_apart_are_warned_of(spec: str, words: str) -> None:
+    config = load_config(None, [*BLOCKS, f"compression.spec={spec}"])
+    with pytest.warns(UserWarning, match=rf"compression.spec = '{spec}'.*{words}"):
+        design(config, declared_facts(config))
+
+
+def test_more_blocks_than_coordinates_are_refused() -> None:
+    config = load_config(None, [*BLOCKS, "algorithm.num_blocks=100000"])
+    with pytest.raises(ConfigError, match=r"algorithm.num_blocks = 100000: expected from 1 to 9610"):
+        design(config, declared_facts(config))

@@ -157,13 +157,33 @@ def test_compiled_logarithm_and_waves_are_accurate() -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 2, 17, 1000])
-def test_the_same_sum_and_noise_on_a_view_of_many_rows(dim: int) -> None:
-    """In place on one row, whatever its alignment, and nothing beside it is touched."""
-    sums = torch.randn(5, dim)
-    before = sums.clone()
-    add_noise_(sums[2], 1.0, 1.0, PrivateRandomness.seeded(1, [0]), 4, 0)
-    alone = before[2].clone()
-    add_noise_(alone, 1.0, 1.0, PrivateRandomness.seeded(1, [0]), 4, 0)
-    assert torch.equal(sums[2], alone)
-    assert not torch.equal(alone, before[2])
+@pytest.mark.parametrize("batch_size", [1, 100_000])
+def test_every_coordinate_gets_its_own_words_of_the_secret_stream(dim: int, batch_size: int) -> None:
+    """Sum, scale and grid as stated, on one row among others; the noise is that of numpy's functions on the same bytes."""
+    step, row, clip, multiplier = 4, 1, 1.5, 0.7
+    random, sums = PrivateRandomness.seeded(1, [3, 8]), torch.randn(5, dim)
+    before, half, grid = sums.clone(), (dim + 1) // 2, grid_size(clip, dim)
+    add_noise_(sums[2], multiplier, clip, random, step, row, batch_size)
+    words = random.row_bytes("noise", step, row, 16 * half).view(np.int64)
+    gauss = np.concatenate(box_muller(words[:half], words[half:]))[:dim]
+    slack = 2.0**-11 + max(2.0**-11, batch_size * 2.0**-22)
+    noise = np.rint((multiplier * clip * (1 + slack) / grid * gauss).astype(np.float64))
+    expected = grid * (np.rint(before[2].numpy().astype(np.float64) / grid) + noise)
+    assert np.array_equal(sums[2].numpy(), expected.astype(np.float32))
     assert torch.equal(sums[[0, 1, 3, 4]], before[[0, 1, 3, 4]])
+
+
+def test_sums_in_pieces_are_noised_as_well() -> None:
+    sums = torch.randn(100, 2)
+    whole = sums[:, 1].clone()
+    for each in (sums[:, 1], whole):
+        add_noise_(each, 1.0, 1.0, PrivateRandomness.seeded(1, [0]), 4, 0)
+    assert torch.equal(sums[:, 1], whole)
+
+
+def test_no_release_is_a_negative_zero() -> None:
+    """A sum that is a little below zero could make one, a sum of zero could not: to see one would tell them apart."""
+    sums = torch.full((200_000,), -1e-12)
+    add_noise_(sums, 1e-6, 1.0, PrivateRandomness.fresh([0]), 0, 0)
+    assert (sums == 0).any()
+    assert not torch.signbit(sums[sums == 0]).any()

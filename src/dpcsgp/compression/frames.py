@@ -30,7 +30,7 @@ from dpcsgp.errors import ConfigError, WireError
 
 _HEADER = struct.Struct("<4sBBHIQI")
 _MAGIC = b"dpcs"
-_VERSION = 1
+_VERSION = 2
 _KEYED = 1  # flag: the tag is keyed
 _TAG_BYTES = 16
 _MIN_KEY, _MAX_KEY = 16, 64

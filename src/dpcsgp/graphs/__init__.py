@@ -24,6 +24,7 @@ from dpcsgp.graphs.builders import (
     undirected_ring,
 )
 from dpcsgp.graphs.stability import (
+    LARGEST_SPREAD,
     block_disagreement,
     block_radius,
     block_spread,
@@ -40,6 +41,7 @@ __all__ = [
     "TheoremReport",
     "Topology",
     "best_mixing_rate",
+    "LARGEST_SPREAD",
     "block_disagreement",
     "block_radius",
     "block_spread",

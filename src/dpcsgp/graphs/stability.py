@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import numpy as np
 from scipy.sparse.linalg import eigs
@@ -48,6 +48,11 @@ if TYPE_CHECKING:
 _DENSE_EIGENVALUE_NODES: Final = 200
 _EXACT_NODES: Final = 150  # on larger graphs walking the recursion is faster than sums over eigenvectors
 _POWER_STEPS: Final = 30
+_DUST: Final = 1e-7  # a radius that rounding alone can make
+
+# A judgement: nodes that differ by more than a tenth of what they have learned hardly share a model.
+LARGEST_SPREAD: Final = 0.1
+BlockOrder = Literal["round-robin", "random"]
 
 
 def mixing_radius(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> float:
@@ -73,28 +78,39 @@ def steady_state_disagreement(topology: Topology, compressor: Compressor, mixing
     return GossipMoments(topology, moments.gain, moments.noise, mixing_rate).disagreement
 
 
-def block_radius(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> float:
-    """Return the factor per round of gossip on one of `num_blocks` blocks in turn.
+def block_radius(
+    topology: Topology, compressor: Compressor, num_blocks: int, dim: int, order: BlockOrder = "round-robin"
+) -> float:
+    """Return the factor per round of gossip on one of `num_blocks` blocks, r being that of one exchange of a block.
 
-    Exact blocks: |lambda_2(A)|^(1 / K), below 1 on every strongly connected graph. Quantised ones: the K-th root of the
-    factor per exchange of the second moments; nan where the compressor has no law.
+    In turn: r^(1 / K). Drawn at random: sqrt(1 - 1 / K + r^2 / K). For exact blocks r = |lambda_2(A)|, below 1 on every
+    strongly connected graph; for quantised ones that of the second moments. nan where the compressor has no law.
     """
     gossip = _block_moments(topology, compressor, num_blocks, dim)
-    return gossip.radius ** (1.0 / num_blocks) if gossip else float("nan")
+    if gossip is None:
+        return float("nan")
+    factor = gossip.radius if gossip.radius > _DUST else 0.0  # a root would make much of it
+    if order == "random":
+        return float(np.sqrt(1.0 - (1.0 - factor**2) / num_blocks))
+    return factor ** (1.0 / num_blocks)
 
 
-def block_disagreement(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> float:
-    """Return the steady-state disagreement of block gossip under unit noise per round, mean over the rounds of a cycle.
+def block_disagreement(
+    topology: Topology, compressor: Compressor, num_blocks: int, dim: int, order: BlockOrder = "round-robin"
+) -> float:
+    """Return the steady-state disagreement of block gossip under unit noise per round, mean over rounds.
 
-    A block gathers K rounds of noise between its exchanges: K times the disagreement just after one, and (K - 1) / 2
-    rounds of unmixed noise on average. What a quantiser adds for the value that all nodes share is `block_spread`.
+    A block gathers K rounds of noise between its exchanges: K times the disagreement just after one, and on average
+    (K - 1) / 2 rounds of unmixed noise, K - 1 if blocks are drawn at random. What a quantiser adds for the value that
+    all nodes share is `block_spread`.
     """
     gossip = _block_moments(topology, compressor, num_blocks, dim)
     if gossip is None:
         return float("nan")
     scale_N = topology.num_nodes * stationary(topology)
     unmixed = float(np.mean((1.0 / scale_N - 2.0 / topology.num_nodes) / scale_N)) + 1.0 / topology.num_nodes
-    return num_blocks * gossip.disagreement + (num_blocks - 1) / 2 * unmixed
+    waiting = num_blocks - 1 if order == "random" else (num_blocks - 1) / 2
+    return num_blocks * gossip.disagreement + waiting * unmixed
 
 
 def block_spread(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> float:
@@ -108,8 +124,10 @@ def block_spread(topology: Topology, compressor: Compressor, num_blocks: int, di
 
 def _block_moments(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> GossipMoments | None:
     """Return the mean-square law of one exchange of a block, or None where the compressor has none."""
-    if num_blocks < 1:
-        raise ConfigError(f"algorithm.num_blocks = {num_blocks}: expected at least 1")
+    if not 1 <= num_blocks <= dim:
+        raise ConfigError(
+            f"algorithm.num_blocks = {num_blocks}: expected from 1 to {dim}, the number of coordinates of the model"
+        )
     moments = compressor.moments(-(-dim // num_blocks))
     return GossipMoments(topology, moments.gain, moments.noise, 1.0, whole_values=True) if moments else None
 
@@ -152,7 +170,8 @@ class GossipMoments:
     def radius(self) -> float:
         """Return the square root of the spectral radius of the second-moment operator."""
         with blas_threads(self.topology.num_nodes):
-            return self.linear_radius if self.noise == 0.0 else self._noisy_radius()
+            silent = self.noise == 0.0 or not self._first_noise_to_error.any()  # one node has nobody to disturb
+            return self.linear_radius if silent else self._noisy_radius()
 
     @cached_property
     def disagreement(self) -> float:
@@ -219,7 +238,8 @@ class GossipMoments:
     def _noisy_radius(self) -> float:
         """Find the level at which the spectral radius of K is 1, above the pole of K at the decay without noise."""
         floor = max(self.linear_radius**2, self.noise * _perron_root(self._first_noise_to_error**2))
-        exact = self.topology.num_nodes <= _EXACT_NODES and modal_energies(self.topology) is not None
+        num_nodes = self.topology.num_nodes
+        exact = num_nodes <= _EXACT_NODES and (num_nodes <= EXPLICIT_NODES or modal_energies(self.topology) is not None)
         energy = self._slow_energy if exact else self._energy
 
         def loop_gain(level: float) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 from dpcsgp.errors import ConfigError
 from dpcsgp.network.health import Health, SilentPeerError, Store, announce, read
 
-PROTOCOL = 1
+PROTOCOL = 2
 _MOST_NAMED = 3
 
 

@@ -21,6 +21,7 @@ from dpcsgp.compression import Compressor, frames, parse_compressor
 from dpcsgp.config import COMPRESSED, Config
 from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.graphs import (
+    LARGEST_SPREAD,
     StabilityReport,
     TheoremReport,
     Topology,
@@ -107,8 +108,8 @@ def _contraction(
     if name in SILENT:
         return (1.0, math.inf, 0.0) if topology.num_nodes > 1 else (0.0, 0.0, 0.0)
     if name == "dp-block":
-        setting = (topology, compressor, num_blocks, dim)
-        return block_radius(*setting), block_disagreement(*setting), block_spread(*setting)
+        setting, order = (topology, compressor, num_blocks, dim), config.algorithm.block_order
+        return block_radius(*setting, order), block_disagreement(*setting, order), block_spread(*setting)
     setting = (topology, compressor, rate, dim)
     return mixing_radius(*setting), steady_state_disagreement(*setting), 0.0
 
@@ -131,19 +132,19 @@ def _verdict(config: Config, stability: StabilityReport | None, radius: float, s
 
 
 def _verdict_on_quantised_blocks(what: str, radius: float, spread: float) -> tuple[bool, str]:
-    remedy = "use more bits or smaller buckets, for example compression.spec = 'gsgd:8/64', or 'none'"
+    remedy = "set compression.spec = 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
     if math.isnan(radius):
         return (
             False,
             f"{what}: the error of this compressor depends on the shape of the vector, no law exists; {remedy}.",
         )
     if radius >= 1.0:
-        return False, f"{what}: the disagreement grows by {radius:.4f} a round; {remedy}."
+        return False, f"{what}: the disagreement grows by a factor of {radius:.4f} a round; {remedy}."
     law = (
         f"{what}: the disagreement shrinks by {radius:.4f} a round, down to {100 * spread:.2g} % of the displacement that "
         "all nodes share, because whole values are compressed and not differences"
     )
-    return (True, f"{law}.") if spread <= _LARGEST_SPREAD else (False, f"{law}; {remedy}.")
+    return (True, f"{law}.") if spread <= LARGEST_SPREAD else (False, f"{law}; {remedy}.")
 
 
 @final

@@ -258,11 +258,11 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
             compression={"spec": spec},
             privacy={"expected_batch_size": batch_size, "noise": "calibrated"},
         )
+        if ways and algorithm.get("num_blocks", 1) > ways[0].blueprint.dim:
+            continue
         try:
             blueprint = design(tried, facts)
         except UnstableError:
-            continue
-        if blueprint.dim < blueprint.config.algorithm.num_blocks and algorithm["name"] == "dp-block":
             continue
         silent = algorithm["name"] == "local" or blueprint.topology.num_nodes == 1
         ways.append(Way(blueprint, _gossip(blueprint), 0.0 if silent else time_exchange(blueprint)))
@@ -275,7 +275,7 @@ def _gossip(blueprint: Blueprint) -> Gossip:
         return Gossip(radius=1.0, disagreement=0.0, num_averaged=1)
     compressor = parse_compressor(blueprint.config.compression.spec)
     if settings.name == "dp-block":
-        setting = (topology, compressor, settings.num_blocks, blueprint.dim)
+        setting = (topology, compressor, settings.num_blocks, blueprint.dim, settings.block_order)
         return Gossip(block_radius(*setting), block_disagreement(*setting), topology.num_nodes)
     assert blueprint.mixing_rate is not None
     assert blueprint.mixing_radius is not None

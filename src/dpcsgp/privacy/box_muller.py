@@ -86,5 +86,6 @@ def add_pairs(
         y = cosine if swapped else sine
         x = -x if ((quarters + 1) & 2) != 0 else x
         y = -y if (quarters & 2) != 0 else y
-        first_P[i] = grid * (np.rint(float(first_P[i]) * inverse) + np.rint(radius * x))
-        second_P[i] = grid * (np.rint(float(second_P[i]) * inverse) + np.rint(radius * y))
+        # Plus zero: two negative zeros would make a third, which a sum of positive zeros never does and so would reveal.
+        first_P[i] = grid * (np.rint(float(first_P[i]) * inverse) + np.rint(radius * x) + 0.0)
+        second_P[i] = grid * (np.rint(float(second_P[i]) * inverse) + np.rint(radius * y) + 0.0)

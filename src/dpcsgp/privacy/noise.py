@@ -60,9 +60,9 @@ def add_noise_(
     """
     grid = grid_size(clip_norm, sum_D.numel())
     scale = noise_multiplier * clip_norm * (1 + sensitivity_slack(batch_size))
-    here_D = sum_D.detach().cpu()
+    here_D = sum_D.detach().cpu().contiguous()
     _add_rounded(here_D.numpy(), scale / grid, grid, random, step, row)
-    if sum_D.device.type != "cpu":
+    if here_D.data_ptr() != sum_D.data_ptr():  # it was on another device, or in pieces
         sum_D.copy_(here_D)
 
 
