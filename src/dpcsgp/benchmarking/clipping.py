@@ -25,7 +25,7 @@ def benchmark_clipping(quick: bool = False) -> list[Ratio]:
     clock = deciding_clock()
     if quick:
         return _two_layers(TINY, clock, rounds=3, slow_rounds=2)
-    return _two_layers(TWO_LAYERS, clock, rounds=15, slow_rounds=5) + _resnet(RESNET18, clock, rounds=5)
+    return _two_layers(TWO_LAYERS, clock, rounds=15, slow_rounds=7) + _resnet(RESNET18, clock, rounds=5)
 
 
 def _two_layers(work: Workload, clock: Clock, rounds: int, slow_rounds: int) -> list[Ratio]:
