@@ -37,7 +37,7 @@ class ClippingEngine(Protocol):
         g_e is the gradient of loss(module(x_e), y_e) at the node's parameters, in the order of `ParameterLayout`.
         `inputs` is (N, E, *input shape), or (N, E, M, *input shape) with M > 1 augmented views, over which the loss of
         an example is averaged before clipping; `targets` is (N, E, ...). Places with `present_NE` false are padding
-        and contribute exactly zero, whatever they hold.
+        and contribute exactly zero, whatever they hold. Values of `inputs` that are not finite may be set to zero in place.
         """
         ...
 

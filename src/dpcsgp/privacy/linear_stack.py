@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.layerwise import LayerwiseEngine, Loss, check_losses
-from dpcsgp.privacy.terms import CACHED_FLOATS, at_most, clip_factors, finite, scaled, slices, squared_norms
+from dpcsgp.privacy.terms import at_most, clean_, clip_factors, scaled, slices, squared_norms
 
 # Layers without parameters that treat every row of a (rows, features) matrix on its own.
 _ROWWISE: Final = (
@@ -167,9 +167,10 @@ class LinearStackEngine:
             if linear.bias is not None:
                 torch.sum(delta, dim=1, out=totals[linear.bias])
             if linear.weight is not None:
-                for nodes in slices(len(delta), inputs_NBI[0].numel(), CACHED_FLOATS):
+                clean_(inputs_NBI)  # the inputs are not needed any more
+                for nodes in slices(len(delta), totals[linear.weight][0].numel()):
                     # Not with `out=`: the rows of a flat vector lie apart, and a product straight into them is slower.
-                    totals[linear.weight][nodes] = torch.bmm(delta[nodes].mT, finite(inputs_NBI[nodes]))
+                    totals[linear.weight][nodes] = torch.bmm(delta[nodes].mT, inputs_NBI[nodes])
         return total_ND
 
 

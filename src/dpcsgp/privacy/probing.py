@@ -245,7 +245,7 @@ def check_sums(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -
 
         def clipped_sum(rows: slice, clip: float) -> Tensor:
             present = torch.ones(1, len(inputs[rows]), dtype=torch.bool, device=inputs.device)
-            return engine.clipped_sum(models_1D, inputs[rows][None], targets[rows][None], present, clip)[0]
+            return engine.clipped_sum(models_1D, inputs[rows][None].clone(), targets[rows][None], present, clip)[0]
 
         whole_D, short_D, clip, longest = torch.zeros_like(models_1D[0]), torch.zeros_like(models_1D[0]), 0.0, 0.0
         for row in range(len(inputs)):

@@ -55,10 +55,15 @@ def finite(values: Tensor) -> Tensor:
     return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
+def clean_(values: Tensor) -> Tensor:
+    """Do the same in place."""
+    return values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
 def scaled(gradient: Tensor, factors_E: Tensor) -> Tensor:
     """Return factor_e gradient_e for a tensor (E, ...), exactly zero where the factor is."""
     product = gradient * factors_E.view(-1, *[1] * (gradient.dim() - 1))
-    return product.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    return clean_(product)
 
 
 class Term(Protocol):
