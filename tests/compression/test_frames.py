@@ -98,8 +98,8 @@ def test_a_frame_of_another_layout_is_refused_although_its_size_fits() -> None:
 
 def test_another_version_is_named() -> None:
     frames = make()
-    frames[:, 4] = 2
-    with pytest.raises(WireError, match="wire version 2, expected 1"):
+    frames[:, 4] = 1
+    with pytest.raises(WireError, match="wire version 1, expected 2"):
         split(frames, [4, 9], 7, 30)
 
 

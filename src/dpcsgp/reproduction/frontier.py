@@ -62,13 +62,16 @@ def _cells(quick: bool) -> list[Cell]:
         "gsgd:4/64, 30 steps": (*_steps(30, 6), "compression.spec=gsgd:4/64"),
         "rand:0.1, 30 steps": (*_steps(30, 6), "compression.spec=rand:0.1"),
         "block of a tenth, 30 steps": (*_steps(30, 6), "algorithm.name=dp-block"),
+        "block of a third, 8 bits, 30 steps": (
+            *_steps(30, 6), "algorithm.name=dp-block", "algorithm.num_blocks=3", "compression.spec=gsgd:8/64",
+        ),
         "rot:1 every 3rd step, 30 steps": (*_steps(30, 6), "algorithm.gossip_every=3"),
         "alone, then 3 rounds of rot:4": (
             *_steps(30, 2),
             "algorithm.name=local-then-average",
             "compression.spec=rot:4",
         ),
-    }
+    }  # fmt: skip
     free: dict[str, tuple[str, ...]] = {
         "dct:8, 64-56-10, rot:1, 38 steps": (*DCT, *_steps(38, 12), "algorithm.polish_rounds=2"),
         "hog:12, linear, no messages": (*HOG, *LOCAL, "task.features=hog:12", *_steps(20, 5), "algorithm.polish_rounds=0"),
