@@ -2,8 +2,8 @@
 
 A loop is compiled when its module is first imported (a second or so) and kept on disk beside the module or in the user's
 cache folder, where later processes find it. Compiled loops let other threads run, follow the order of arithmetic as
-written (no fast-math: the same bits on every machine), and do not check divisors, which would keep them from becoming
-vector instructions.
+written (no fast-math: the same bits on every machine) unless they say `any_order`, and do not check divisors, which would
+keep them from becoming vector instructions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from typing import Any
 from numba import njit
 
 
-def compiled(*signatures: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+# Sums may be taken apart into several; infinities and NaN keep their meaning.
+_ANY_ORDER = {"reassoc", "nsz", "contract"}
+
+
+def compiled(
+    *signatures: str, any_order: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that compiles a loop for arguments of these types, at once.
+
+    With `any_order` the compiler may reorder sums: the last bit then depends on the processor.
 
     >>> @compiled("void(float64[::1])")
     ... def double(x):
@@ -29,7 +37,7 @@ def compiled(*signatures: str) -> Callable[[Callable[..., None]], Callable[..., 
     """
 
     def decorate(loop: Callable[..., None]) -> Callable[..., None]:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _ANY_ORDER if any_order else False}
         try:
             return njit(list(signatures), cache=True, **options)(loop)
         except (

@@ -10,8 +10,22 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy.clipping import CheckedEngine
+from dpcsgp.privacy.layerwise import LayerwiseEngine
+from dpcsgp.privacy.linear_stack import LinearStackEngine
 
 Loss = Callable[[Any, Tensor], Tensor]
+
+
+def layerwise(module: nn.Module, loss: Loss, views: int = 1, most_rows: int = 64) -> CheckedEngine:
+    """Return the engine that serves any module, whatever the module is."""
+    return CheckedEngine(LayerwiseEngine(module, loss, views, most_rows), ParameterLayout.of(module), views)
+
+
+def linear_stack(module: nn.Module, loss: Loss) -> CheckedEngine:
+    """Return the engine for stacks of linear layers."""
+    assert isinstance(module, nn.Sequential)
+    return CheckedEngine(LinearStackEngine(module, loss), ParameterLayout.of(module), 1)
 
 
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -2,17 +2,21 @@
 
 Clipping is what makes an example's influence bounded: g_e is scaled by min(1, clip_norm / |g_e|) before it is summed,
 so adding or removing one example moves the sum by at most `clip_norm`. An example whose squared gradient norm is not
-finite counts as zero, silently and without a branch on the data: to stop or to warn would reveal it.
+finite counts as zero, silently and without a branch on the data: to stop or to warn would reveal it. So does an example
+on which model or loss raise an error.
 
-Legend: N hosted nodes, E places for examples, M augmented views of an example, D coordinates.
+The examples are computed in passes of a public shape (see `passes`): blank rows fill the places that no example takes.
+
+Legend: N hosted nodes, E places for examples, P places of a pass, M augmented views of an example, D coordinates.
 Reference: Abadi et al., "Deep learning with differential privacy" (2016).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -22,27 +26,63 @@ from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.layerwise import LayerwiseEngine, Loss
 from dpcsgp.privacy.linear_stack import LinearStackEngine, is_linear_stack
 from dpcsgp.privacy.models import check_model
+from dpcsgp.privacy.passes import PassShape
 
 __all__ = ["ClippingEngine", "Loss", "clipping_engine"]
+
+SMALLEST_CLIP: Final = 2.0**-30  # below, roundings of the smallest float32 numbers would no longer be negligible
+_DEFAULT_SHAPE: Final = PassShape()
+
+
+class PassEngine(Protocol):
+    """Sums the clipped gradients of one pass."""
+
+    def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
+        """Find out, on public zeros of the inputs' shape, how to treat the model; warn of what will be slow."""
+        ...
+
+    def pass_sum(
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NP: Tensor,
+        clip_norm: float,
+        shape: PassShape,
+        see: Callable[[str, Tensor], None] | None = None,
+    ) -> Tensor:
+        """Return the clipped sum of one pass; `see` is shown what each row contributes (for checks on public rows)."""
+        ...
+
+    def slower(self) -> PassEngine | None:
+        """Return an engine that passes fewer rows at a time; None where there are no fewer."""
+        ...
 
 
 class ClippingEngine(Protocol):
     """Sums per-example clipped gradients of one model and loss."""
 
     def clipped_sum(
-        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NE: Tensor,
+        clip_norm: float,
+        shape: PassShape = _DEFAULT_SHAPE,
     ) -> Tensor:
         """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples of every node: (N, D).
 
         g_e is the gradient of loss(module(x_e), y_e) at the node's parameters, in the order of `ParameterLayout`.
         `inputs` is (N, E, *input shape), or (N, E, M, *input shape) with M > 1 augmented views, over which the loss of
-        an example is averaged before clipping; `targets` is (N, E, ...). Places with `present_NE` false are padding
-        and contribute exactly zero, whatever they hold. Values of `inputs` that are not finite may be set to zero in place.
+        an example is averaged before clipping; `targets` is (N, E, ...). Places with `present_NE` false are blank:
+        whatever they hold is set to zero, in place, and contributes exactly zero. What one example contributes is the
+        same bits whatever the others are. The sum is in double precision if it took several passes.
         """
         ...
 
 
-def clipping_engine(module: nn.Module, loss: Loss, views: int = 1) -> ClippingEngine:
+def clipping_engine(module: nn.Module, loss: Loss, views: int = 1) -> CheckedEngine:
     """Choose how to clip for a model: all nodes at once for stacks of linear layers, layer by layer otherwise.
 
     `loss(outputs, targets)` returns one value per example, as with `reduction="none"`. The module itself is not changed
@@ -52,28 +92,132 @@ def clipping_engine(module: nn.Module, loss: Loss, views: int = 1) -> ClippingEn
     check_model(module)
     if views < 1:
         raise ConfigError(f"task.augmentation_multiplicity = {views}: expected at least 1")
-    if is_linear_stack(module):
+    layout = ParameterLayout.of(module)
+    if is_linear_stack(module) and views == 1:
         assert isinstance(module, nn.Sequential)
-        return _Checked(LinearStackEngine(module, loss, views), ParameterLayout.of(module), views)
-    return _Checked(LayerwiseEngine(module, loss, views), ParameterLayout.of(module), views)
+        return CheckedEngine(LinearStackEngine(module, loss), layout, views)
+    return CheckedEngine(LayerwiseEngine(module, loss, views), layout, views)
 
 
 @final
-class _Checked:
-    """Refuse arguments whose shapes do not fit before any of them is touched."""
+class CheckedEngine:
+    """Refuses arguments whose shapes do not fit, cuts the examples into passes, and lets no example stop a pass."""
 
-    def __init__(self, engine: ClippingEngine, layout: ParameterLayout, views: int) -> None:
+    def __init__(self, engine: PassEngine, layout: ParameterLayout, views: int) -> None:
         self.engine = engine
         self._layout = layout
         self._views = views
 
+    def slower(self) -> CheckedEngine | None:
+        """Return an engine that passes fewer rows at a time; None where there are no fewer."""
+        slower = self.engine.slower()
+        return CheckedEngine(slower, self._layout, self._views) if slower is not None else None
+
     def clipped_sum(
-        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NE: Tensor,
+        clip_norm: float,
+        shape: PassShape = _DEFAULT_SHAPE,
     ) -> Tensor:
-        """Check shapes and clip norm, then sum."""
+        """Check shapes and clip norm, then sum pass after pass."""
+        self._check(parameters_ND, inputs, targets, present_NE, clip_norm)
+        if not present_NE.numel():
+            return torch.zeros_like(parameters_ND)
+        total_ND: Tensor | None = None
+        with _full_precision(inputs.device):
+            self.engine.prepare(parameters_ND, inputs)
+            for start in range(0, present_NE.shape[1], shape.places):
+                parts = [_places(part, start, shape.places) for part in (inputs, targets, present_NE)]
+                sum_ND = self._pass_sum(parameters_ND, *parts, clip_norm, shape)
+                total_ND = sum_ND if total_ND is None else total_ND.double().add_(sum_ND)
+        assert total_ND is not None
+        return total_ND
+
+    def rows(
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NP: Tensor,
+        clip_norm: float,
+        shape: PassShape,
+    ) -> list[tuple[str, Tensor]]:
+        """Return, by name, what the rows of one pass contribute (for checks on public rows): rows on the first axis."""
+        seen: list[tuple[str, Tensor]] = []
+        self._check(parameters_ND, inputs, targets, present_NP, clip_norm)
+        _blank(present_NP, inputs, targets)
+        with _full_precision(inputs.device):
+            self.engine.prepare(parameters_ND, inputs)
+            self.engine.pass_sum(
+                parameters_ND, inputs, targets, present_NP, clip_norm, shape,
+                lambda name, rows: seen.append((name, rows.clone())),
+            )  # fmt: skip
+        return seen
+
+    def _pass_sum(
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NP: Tensor,
+        clip_norm: float,
+        shape: PassShape,
+    ) -> Tensor:
+        """Sum one pass. Examples on which model or loss raise count as zero: nobody may learn that there was one."""
+        try:
+            return self._run(parameters_ND, inputs, targets, present_NP, clip_norm, shape)
+        except Exception:
+            absent_NP = torch.zeros_like(present_NP)
+        # What fails on blank rows, too, fails in public and is raised here.
+        self._run(parameters_ND, torch.zeros_like(inputs), torch.zeros_like(targets), absent_NP, clip_norm, shape)
+        return self._sum_of_what_runs(parameters_ND, inputs, targets, present_NP, clip_norm, shape)
+
+    def _sum_of_what_runs(
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NP: Tensor,
+        clip_norm: float,
+        shape: PassShape,
+    ) -> Tensor:
+        """Sum what does not raise, by halves. The others keep their places in passes of the same shape, and so their bits."""
+        total_ND = torch.zeros_like(parameters_ND, dtype=torch.float64)
+        places = present_NP.flatten().nonzero().flatten()
+        for members in places.tensor_split(2):
+            half_NP = torch.zeros_like(present_NP)
+            half_NP.view(-1)[members] = True
+            arguments = parameters_ND, inputs.clone(), targets.clone(), half_NP, clip_norm, shape
+            try:
+                total_ND += self._run(*arguments)
+            except Exception:
+                if len(members) > 1:
+                    total_ND += self._sum_of_what_runs(*arguments)
+        return total_ND
+
+    def _run(
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NP: Tensor,
+        clip_norm: float,
+        shape: PassShape,
+    ) -> Tensor:
+        _blank(present_NP, inputs, targets)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a warning about an example would reveal it
+            return self.engine.pass_sum(parameters_ND, inputs, targets, present_NP, clip_norm, shape)
+
+    def _check(
+        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+    ) -> None:
         places = tuple(present_NE.shape)
-        if not clip_norm > 0:
-            raise ConfigError(f"privacy.clip_norm = {clip_norm}: expected a number above 0")
+        if not clip_norm >= SMALLEST_CLIP:
+            raise ConfigError(f"privacy.clip_norm = {clip_norm}: expected a number of at least {SMALLEST_CLIP:.1g}")
         if parameters_ND.shape != (places[0], self._layout.dim):
             raise ModelError(
                 f"parameters: expected shape {(places[0], self._layout.dim)} for this model and {places[0]} nodes, "
@@ -85,17 +229,37 @@ class _Checked:
                 f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: expected leading axes {lead} and "
                 f"{places} (nodes, examples{', views' if self._views > 1 else ''})"
             )
-        with _full_precision(inputs.device):
-            return self.engine.clipped_sum(parameters_ND, inputs, targets, present_NE, clip_norm)
+
+
+def _places(part: Tensor, start: int, places: int) -> Tensor:
+    """Return the places of one pass; blank ones are added where the examples end before it."""
+    found = part[:, start : start + places]
+    if found.shape[1] == places:
+        return found.contiguous()
+    return torch.cat([found, found.new_zeros(len(found), places - found.shape[1], *found.shape[2:])], dim=1)
+
+
+def _blank(present_NP: Tensor, *parts: Tensor) -> None:
+    """Set absent rows to zero, in place: what they hold belongs to nobody in this pass."""
+    for part in parts:
+        if part.device.type == "cpu":
+            part[~present_NP] = 0  # touches only these rows
+        else:
+            part.masked_fill_(~present_NP.view(*present_NP.shape, *[1] * (part.dim() - 2)), 0)
 
 
 @contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """Keep float32: half precision or TF32 would make gradients longer than the norm they were clipped to."""
+    """Keep float32 and its smallest numbers: half precision, TF32 or flushed denormals would break the bound."""
     kind = device.type if device.type in ("cpu", "cuda") else "cpu"
+    flushed = float(torch.tensor(2.0**-140) * 1.0) == 0.0
     with torch.autocast(kind, enabled=False), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         matmul, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+        if flushed:
+            torch.set_flush_denormal(False)
         try:
             yield
         finally:
             torch.backends.cuda.matmul.allow_tf32 = matmul
+            if flushed:
+                torch.set_flush_denormal(True)

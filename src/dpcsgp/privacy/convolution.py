@@ -21,16 +21,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpcsgp.privacy.squares import squared_norms
 from dpcsgp.privacy.terms import (
     PASS_COST,
     WRITE_COST,
     ExplicitTerm,
     Term,
-    at_most,
     finite,
+    margin,
+    may_sum_positions,
     scaled,
     slices,
-    squared_norms,
     worth_keeping,
 )
 
@@ -79,19 +80,28 @@ class ConvolutionTerm:
     num_examples: int
 
     def norm_squared(self) -> Tensor:
-        costs = _Costs.of(self.inputs_BCHW, self.delta_BOHW, self.geometry, self.num_examples)
+        costs = self._costs()
         if costs.gram <= costs.explicit:
             runs = slices(self.num_examples, 2 * costs.gram_floats)
-            squares = torch.cat([self._gram(rows, costs.gram_of_image) for rows in runs])
-        else:
-            parts = (self.explicit(rows) for rows in slices(self.num_examples, costs.coordinates))
-            squares = torch.cat([squared_norms(part) for part in parts])
-        return at_most(squares, self.uncancelled())
+            return torch.cat([self._gram(rows, costs.gram_of_image) for rows in runs])
+        parts = (self.explicit(rows) for rows in slices(self.num_examples, costs.coordinates))
+        return torch.cat([squared_norms(part) for part in parts])
 
-    def uncancelled(self) -> Tensor:
+    def loose_squared(self) -> Tensor:
         # A pixel is in as many patches as the kernel has places, at most.
         pixels, deltas = (squared_norms(b.reshape(self.num_examples, -1)) for b in (self.inputs_BCHW, self.delta_BOHW))
-        return (pixels * prod(self.geometry.kernel) * deltas).sqrt()
+        return margin(self.delta_BOHW) ** 2 * prod(self.geometry.kernel) * pixels * deltas
+
+    def settled(self) -> Term:
+        """Form the kernel gradients if they take little memory and save work, or if rounding forbids the ghost form."""
+        costs = self._costs()
+        cheap = costs.keep and costs.explicit <= costs.gram + costs.contraction
+        if cheap or not may_sum_positions(self.num_examples, costs.positions):
+            return ExplicitTerm(self.explicit(slice(None)))
+        return self
+
+    def _costs(self) -> _Costs:
+        return _Costs.of(self.inputs_BCHW, self.delta_BOHW, self.geometry, self.num_examples)
 
     def _gram(self, rows: slice, whole_image: bool) -> Tensor:
         (up, left), groups = self.geometry.padding, self.geometry.groups
@@ -103,7 +113,7 @@ class ConvolutionTerm:
         patches = (_gram_of_image if whole_image else _gram_of_windows)(image, self.geometry, output_sides)
         columns = delta.flatten(2)
         products = patches.mul_((columns.mT @ columns).view_as(patches))
-        return products.view(rows.stop - rows.start, -1).sum(dim=1).to(self.inputs_BCHW.dtype)
+        return products.view(rows.stop - rows.start, -1).sum(dim=1)
 
     def _images(self, batch: Tensor, rows: slice) -> Tensor:
         views = len(batch) // self.num_examples
@@ -162,6 +172,7 @@ class _Costs:
     """Multiplications per example of each way to the norms, memory traffic included, and the scratch they need."""
 
     coordinates: int
+    positions: int
     explicit: int
     gram: int
     gram_of_image: bool
@@ -182,6 +193,7 @@ class _Costs:
         activations = (inputs_BCHW.numel() + delta_BOHW.numel()) // num_examples
         return cls(
             coordinates=coordinates,
+            positions=length,
             explicit=(length + WRITE_COST) * coordinates,
             gram=min(of_image, of_windows) + length**2 * (channels_out + PASS_COST * geometry.groups),
             gram_of_image=of_image < of_windows,
@@ -192,14 +204,10 @@ class _Costs:
 
 
 def kernel_term(layer: nn.Conv1d | nn.Conv2d, inputs: Tensor, delta: Tensor, num_examples: int) -> Term:
-    """Return the kernel's term; gradients that take little memory are kept, which saves the second contraction."""
+    """Return the kernel's term."""
     inputs_BCHW, geometry = _as_images(layer, inputs)
     delta_BOHW = delta if delta.dim() == 4 else delta.unsqueeze(2)
-    term = ConvolutionTerm(inputs_BCHW, delta_BOHW, geometry, num_examples)
-    costs = _Costs.of(inputs_BCHW, delta_BOHW, geometry, num_examples)
-    if costs.keep and costs.explicit <= costs.gram + costs.contraction:
-        return ExplicitTerm(term.explicit(slice(None)))
-    return term
+    return ConvolutionTerm(inputs_BCHW, delta_BOHW, geometry, num_examples)
 
 
 def _as_images(layer: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> tuple[Tensor, Geometry]:

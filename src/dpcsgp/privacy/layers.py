@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpcsgp.privacy.convolution import kernel_term
-from dpcsgp.privacy.terms import CACHED_FLOATS, ExplicitTerm, LookupTerm, Term, outer_term, slices
+from dpcsgp.privacy.terms import CACHED_FLOATS, ExplicitTerm, LookupTerm, OuterTerm, Term, slices
 
 Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Term]]
 
@@ -30,7 +30,7 @@ def _linear(layer: nn.Linear, inputs: Tensor, delta: Tensor, num_examples: int) 
     delta_ETO = delta.reshape(num_examples, -1, layer.out_features)
     terms: dict[str, Term] = {}
     if _trainable(layer, "weight"):
-        terms["weight"] = outer_term(inputs.reshape(num_examples, -1, layer.in_features), delta_ETO)
+        terms["weight"] = OuterTerm(inputs.reshape(num_examples, -1, layer.in_features), delta_ETO)
     if _trainable(layer, "bias"):
         terms["bias"] = ExplicitTerm(delta_ETO.sum(dim=1))
     return terms
@@ -51,7 +51,7 @@ def _embedding(layer: nn.Embedding, inputs: Tensor, delta: Tensor, num_examples:
     delta_ETO = delta.reshape(num_examples, -1, layer.embedding_dim)
     if layer.padding_idx is not None:
         delta_ETO = delta_ETO.masked_fill((indices_ET == layer.padding_idx)[:, :, None], 0.0)
-    return {"weight": LookupTerm(indices_ET, delta_ETO, layer.num_embeddings)}
+    return {"weight": LookupTerm.of(indices_ET, delta_ETO, layer.num_embeddings)}
 
 
 def _channel_norm(layer: nn.Module, inputs: Tensor, delta: Tensor, num_examples: int, groups: int) -> dict[str, Term]:
@@ -107,6 +107,15 @@ RULES: Final[dict[type[nn.Module], Rule]] = {
     nn.LayerNorm: _layer_norm,
     nn.RMSNorm: _rms_norm,
 }
+
+
+def positions(layer: nn.Module, output_shape: torch.Size) -> int:
+    """Return how many positions of one row a layer's weight is summed over in the ghost form; 1 where it has none."""
+    if isinstance(layer, nn.Linear):
+        return output_shape[1:-1].numel()
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return output_shape[2:].numel()
+    return 1
 
 
 def has_rule(layer: nn.Module) -> bool:

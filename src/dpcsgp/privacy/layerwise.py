@@ -1,14 +1,16 @@
 """Clipped gradient sums of any module: one forward pass, one backward pass to layer outputs, closed forms per layer.
 
-Node after node, the module runs with that node's parameters while every layer that has a closed form records its
-input; the backward pass stops at layer outputs and forms no weight gradient. Parameters without closed form (unknown
-layers, bare parameters of custom modules, weights used past their own layer) get explicit per-example gradients from
-`torch.func`, a few examples at a time, and a warning once.
+Node after node and chunk after chunk, the module runs with that node's parameters while every layer that has a closed
+form records its input; the backward pass stops at layer outputs and forms no weight gradient. Parameters without closed
+form (unknown layers, bare parameters of custom modules, weights used past their own layer) get explicit per-example
+gradients from `torch.func`, a few examples at a time, and a warning once.
+
+All chunks have the same public number of rows, blank ones included; it follows from the model's shapes alone.
 
 The module's own mode counts: in `train()` Dropout draws its masks, in `eval()` it does not. Where some parameters are
 formed explicitly, their pass draws masks of its own; clipping still acts on the whole vector that is summed.
 
-Legend: N hosted nodes, E examples, M augmented views of an example, D coordinates, P coordinates of one parameter.
+Legend: N hosted nodes, P places of a node in a pass, E rows of a chunk, M augmented views of an example, D coordinates.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +28,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpcsgp.errors import ModelError
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.layers import RULES, has_rule
-from dpcsgp.privacy.terms import Term, clip_factors, finite, merge, slices, squared_norms
+from dpcsgp.privacy.layers import RULES, has_rule, positions
+from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
+from dpcsgp.privacy.squares import squared_norms
+from dpcsgp.privacy.terms import GHOST_SLACK, Term, clip_factors, finite_, may_sum_positions, merge, slices
 
 Loss = Callable[[Any, Tensor], Tensor]
+See = Callable[[str, Tensor], None]
+
+_MOST_ROWS: Final = 64  # of a chunk: more rows gain little speed and cost memory
+_GROUPED_ROWS: Final = 256  # rows of the chunks that are summed in float32 before double precision takes over
+_MOST_GROUPED: Final = 64
+_KEPT_FLOATS: Final = 2**25  # per-example gradients that may be held at a time
 
 
 class _Call(NamedTuple):
@@ -39,58 +49,117 @@ class _Call(NamedTuple):
     inputs: Tensor
     version: int
     edge: GradientEdge
-    output_length: int
+    output_shape: torch.Size
+
+
+class _Plan(NamedTuple):
+    """Which parameters have closed forms for inputs of one shape, and how many rows a chunk has."""
+
+    closed: frozenset[str]
+    rows: int
 
 
 @final
 class LayerwiseEngine:
     """Clip per example for any module, from one forward and one backward pass per node."""
 
-    def __init__(self, module: nn.Module, loss: Loss, views: int = 1) -> None:
+    def __init__(self, module: nn.Module, loss: Loss, views: int = 1, most_rows: int = _MOST_ROWS) -> None:
         self._module = module
         self._loss = loss
         self._views = views
+        self._most_rows = most_rows
         self._layout = ParameterLayout.of(module)
         self._owned = _owned_parameters(module)
-        self._plans: dict[tuple[torch.Size, torch.dtype, bool], frozenset[str]] = {}
+        self._plans: dict[tuple[torch.Size, torch.dtype, bool], _Plan] = {}
 
-    def clipped_sum(
-        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+    def slower(self) -> LayerwiseEngine | None:
+        """Return an engine that passes fewer rows at a time, down to one; None where there are no fewer."""
+        if self._most_rows == 1:
+            return None
+        return LayerwiseEngine(self._module, self._loss, self._views, 1 if self._most_rows <= 16 else 16)
+
+    def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
+        """Find the closed forms and the rows of a chunk for inputs (N, E, ...) of this shape."""
+        self._plan({name: value[0].detach() for name, value in self._layout.views(parameters_ND).items()}, inputs[0])
+
+    def pass_sum(
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NP: Tensor,
+        clip_norm: float,
+        shape: PassShape,
+        see: See | None = None,
     ) -> Tensor:
-        """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples of every node: (N, D)."""
-        total_ND = torch.zeros_like(parameters_ND)
-        values, totals = self._layout.views(parameters_ND), self._layout.views(total_ND)
-        for node, present_E in enumerate(present_NE):
-            examples, labels = inputs[node][present_E], targets[node][present_E]
-            if len(examples):
-                parameters = {name: value[node].detach() for name, value in values.items()}
-                sums = self._node_sums(parameters, examples, labels, clip_norm)
+        """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples of one pass: (N, D).
+
+        In double precision if there are more chunks than float32 may sum. The rows of a chunk follow from the model, not
+        from `shape`.
+        """
+        values = self._layout.views(parameters_ND)
+        plan = self._plan({name: value[0].detach() for name, value in values.items()}, inputs[0])
+        chunks = list(_chunks(inputs.shape[1], plan.rows))
+        group = min(_MOST_GROUPED, _GROUPED_ROWS // plan.rows)
+        assert pass_slack(plan.rows, group) + GHOST_SLACK <= SUM_SLACK
+        total_ND = torch.zeros_like(parameters_ND, dtype=torch.float64 if len(chunks) > group else None)
+        for node, present_P in enumerate(present_NP):
+            parameters = {name: value[node].detach() for name, value in values.items()}
+            node_totals = self._layout.views(total_ND[node : node + 1])
+            for start in range(0, len(chunks), group):
+                sums: dict[str, Tensor] = {}
+                for rows in chunks[start : start + group]:
+                    examples, labels, present = (
+                        _filled(part[rows], plan.rows) for part in (inputs[node], targets[node], present_P)
+                    )
+                    for name, part in self._chunk_sums(
+                        parameters, plan.closed, examples, labels, present, clip_norm, see
+                    ).items():
+                        sums[name] = sums[name].add_(part) if name in sums else part
                 for name, part in sums.items():
-                    totals[name][node].copy_(part.view(totals[name].shape[1:]))
+                    node_totals[name][0].add_(part.view(node_totals[name].shape[1:]))
         return total_ND
 
-    def _node_sums(
-        self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, clip: float
+    def _chunk_sums(
+        self,
+        parameters: dict[str, Tensor],
+        closed: frozenset[str],
+        inputs: Tensor,
+        targets: Tensor,
+        present_E: Tensor,
+        clip: float,
+        see: See | None,
     ) -> dict[str, Tensor]:
-        closed = self._plan(parameters, inputs)
+        """Return each parameter's clipped sum over the present rows of one chunk."""
         rest = [name for name in self._layout.names if name not in closed]
-        terms = self._terms(parameters, closed, inputs, targets) if closed else {}
+        terms = self._terms(parameters, closed, inputs, targets, see) if closed else {}
+        squares_E = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
+        loose_E = torch.zeros_like(squares_E)
         with torch.no_grad():
-            norm_squared_E = inputs.new_zeros(len(inputs), dtype=next(iter(parameters.values())).dtype)
             for term in terms.values():
-                norm_squared_E += term.norm_squared()
+                squares_E += term.norm_squared()
+                loose_E += term.loose_squared()
         sums: dict[str, Tensor] = {}
         if rest:
-            sums, norm_squared_E = self._explicit_sums(parameters, rest, inputs, targets, norm_squared_E, clip)
+            sums, squares_E = self._explicit_sums(
+                parameters, rest, inputs, targets, present_E, squares_E, loose_E, clip, see
+            )
         with torch.no_grad():
-            factors_E = clip_factors(norm_squared_E, clip)
+            if see is not None:
+                see("the gradient's norm", torch.stack([squares_E, loose_E], dim=1))
+            factors_E = torch.where(present_E, clip_factors(squares_E, clip, loose_E), 0.0)
             while terms:  # each term frees its activations as soon as it is summed
                 name, term = terms.popitem()
                 sums[name] = term.weighted_sum(factors_E)
         return sums
 
     def _terms(
-        self, parameters: dict[str, Tensor], closed: frozenset[str], inputs: Tensor, targets: Tensor
+        self,
+        parameters: dict[str, Tensor],
+        closed: frozenset[str],
+        inputs: Tensor,
+        targets: Tensor,
+        see: See | None,
     ) -> dict[str, Term]:
         """Run the two passes and return the term of every parameter in `closed`."""
         outputs, calls = self._forward(parameters, closed, inputs)
@@ -103,6 +172,10 @@ class LayerwiseEngine:
                 call, delta = calls.pop(), deltas.pop()
                 if delta is None:
                     continue
+                if see is not None:
+                    name = next(iter(self._owned[call.layer].values())).rpartition(".")[0]
+                    see(f"the inputs of layer '{name}'", call.inputs)
+                    see(f"the loss gradient at the outputs of layer '{name}'", delta)
                 for attribute, term in RULES[type(call.layer)](call.layer, call.inputs, delta, len(inputs)).items():
                     name = self._owned[call.layer][attribute]
                     if name in closed:
@@ -117,7 +190,7 @@ class LayerwiseEngine:
             if output.requires_grad:
                 # The edge, unlike the tensor, still means this layer's output after an in-place ReLU.
                 value = args[0] if args else kwargs["input"]
-                calls.append(_Call(layer, value.detach(), value._version, get_gradient_edge(output), len(output)))
+                calls.append(_Call(layer, value.detach(), value._version, get_gradient_edge(output), output.shape))
 
         wanted = frozenset(closed)
         layers = [layer for layer, names in self._owned.items() if wanted.intersection(names.values())]
@@ -141,18 +214,35 @@ class LayerwiseEngine:
         check_losses(losses, num_examples * self._views)
         return losses.view(num_examples, self._views).mean(dim=1)
 
-    def _plan(self, parameters: dict[str, Tensor], inputs: Tensor) -> frozenset[str]:
-        """Return the parameters whose closed forms are exact, found once per input shape on public zero inputs."""
+    def _plan(self, parameters: dict[str, Tensor], inputs: Tensor) -> _Plan:
+        """Return which closed forms are exact and the rows of a chunk, found once per input shape on public zeros."""
         key = (inputs.shape[1:], inputs.dtype, self._module.training)
         if key not in self._plans:
             candidates = {name for names in self._owned.values() for name in names.values()}
+            calls: list[_Call] = []
             for num_examples in (2, 3):  # an axis that follows both sizes is the example axis
                 zeros = inputs.new_zeros(num_examples, *inputs.shape[1:])
                 outputs, calls = self._forward(parameters, candidates, zeros)
                 candidates -= self._foreign(outputs, calls, num_examples * self._views, parameters)
-            self._plans[key] = frozenset(candidates)
+            self._plans[key] = _Plan(frozenset(candidates), self._rows(calls))
             _warn_about(self._module, [name for name in self._layout.names if name not in candidates])
         return self._plans[key]
+
+    def _rows(self, calls: list[_Call]) -> int:
+        """Return the most rows of a chunk whose per-example gradients, where they must be formed, fit into memory."""
+        lengths: Counter[str] = Counter()
+        sizes: dict[str, int] = {}
+        for call in calls:
+            for attribute, name in self._owned[call.layer].items():
+                lengths[name] += self._views * positions(call.layer, call.output_shape)
+                sizes[name] = getattr(call.layer, attribute).numel()
+        rows = self._most_rows
+        while rows > 1:
+            formed = sum(sizes[name] for name in sizes if not may_sum_positions(rows, lengths[name]))
+            if rows * formed <= _KEPT_FLOATS:
+                return rows
+            rows //= 2
+        return rows
 
     def _foreign(self, outputs: Any, calls: list[_Call], length: int, parameters: dict[str, Tensor]) -> set[str]:
         """Return parameters that closed forms would get wrong: other first axes, or uses outside their own layers."""
@@ -161,7 +251,7 @@ class LayerwiseEngine:
         recorded: Counter[str] = Counter()
         for call in calls:
             names = self._owned[call.layer].values()
-            if len(call.inputs) != length or call.output_length != length or call.inputs._version != call.version:
+            if len(call.inputs) != length or call.output_shape[0] != length or call.inputs._version != call.version:
                 foreign.update(names)
             if call.edge.node in nodes:
                 recorded.update(names)
@@ -173,10 +263,13 @@ class LayerwiseEngine:
         rest: list[str],
         inputs: Tensor,
         targets: Tensor,
-        norm_squared_E: Tensor,
+        present_E: Tensor,
+        squares_E: Tensor,
+        loose_E: Tensor,
         clip: float,
+        see: See | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Form per-example gradients of `rest` in runs of examples; return their clipped sums and the whole norms."""
+        """Form per-example gradients of `rest` in runs of rows; return their clipped sums and the whole squared norms."""
         fixed = {name: value.detach() for name, value in parameters.items() if name not in rest}
         free = {name: parameters[name].detach() for name in rest}
 
@@ -192,12 +285,25 @@ class LayerwiseEngine:
             parts = {
                 name: part.flatten(1) for name, part in _batched(gradients, free, inputs[rows], targets[rows]).items()
             }
-            whole = [squared_norms(part) for part in parts.values()]
-            norms.append(norm_squared_E[rows] + torch.stack(whole).sum(dim=0))
-            factors_E = clip_factors(norms[-1], clip)
+            if see is not None:
+                for name, part in parts.items():
+                    see(f"the gradient of '{name}'", part)
+            norms.append(squares_E[rows] + torch.stack([squared_norms(part) for part in parts.values()]).sum(dim=0))
+            factors_E = torch.where(present_E[rows], clip_factors(norms[-1], clip, loose_E[rows]), 0.0)
             for name, part in parts.items():
-                sums[name] += (factors_E @ finite(part)).view_as(sums[name])
+                sums[name] += (factors_E.to(part.dtype) @ finite_(part)).view_as(sums[name])
         return sums, torch.cat(norms)
+
+
+def _chunks(num_places: int, rows: int) -> Iterator[slice]:
+    return (slice(start, start + rows) for start in range(0, num_places, rows))
+
+
+def _filled(part: Tensor, rows: int) -> Tensor:
+    """Return the rows of a chunk, blank ones added where the last chunk of a pass is short."""
+    if len(part) == rows:
+        return part
+    return torch.cat([part, part.new_zeros(rows - len(part), *part.shape[1:])])
 
 
 def _batched(

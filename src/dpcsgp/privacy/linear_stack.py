@@ -4,15 +4,15 @@ Layer l maps a_l to z_l = W_l a_l + b_l; with delta_l the loss gradient at z_l, 
 |g|^2 = sum_l |delta_l|^2 (|a_l|^2 + 1), and the clipped sums are delta_l' a_l with scaled delta: no per-example
 gradient is ever formed.
 
-Legend: N hosted nodes, E examples, M augmented views of an example, B = E M rows, D coordinates, I inputs and O
-outputs of a layer.
+Legend: N hosted nodes, P places of a node in a pass (C chunks of R rows), D coordinates, I inputs and O outputs of a
+layer.
 Reference: Goodfellow, "Efficient per-example gradient computations" (2015).
 """
 
 from __future__ import annotations
 
 import copy
-import math
+from collections.abc import Callable
 from typing import Final, NamedTuple, final
 
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.layerwise import LayerwiseEngine, Loss, check_losses
-from dpcsgp.privacy.terms import at_most, clean_, clip_factors, scaled, slices, squared_norms
+from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
+from dpcsgp.privacy.squares import squared_norms
+from dpcsgp.privacy.terms import clip_factors, finite_, scaled, slices
 
 # Layers without parameters that treat every row of a (rows, features) matrix on its own.
 _ROWWISE: Final = (
@@ -39,11 +41,11 @@ class _Linear(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """What one linear layer saw: its input (N, B, I) and the loss gradient at its output (N, B, O)."""
+    """What one linear layer saw: its input (N, P, I) and the loss gradient at its output (N, P, O)."""
 
     linear: _Linear
-    inputs_NBI: Tensor
-    delta_NBO: Tensor
+    inputs_NPI: Tensor
+    delta_NPO: Tensor
 
 
 def is_linear_stack(module: nn.Module) -> bool:
@@ -88,38 +90,53 @@ def _is_rowwise(layer: nn.Module) -> bool:
 class LinearStackEngine:
     """Clip per example for stacks of linear layers, all nodes at once."""
 
-    def __init__(self, module: nn.Sequential, loss: Loss, views: int = 1) -> None:
+    def __init__(self, module: nn.Sequential, loss: Loss) -> None:
         self._module = module
         self._loss = loss
-        self._views = views
         self._layout = ParameterLayout.of(module)
-        self._layerwise = LayerwiseEngine(module, loss, views)
+        self._layerwise = LayerwiseEngine(module, loss)
         names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._steps = [_step(layer, names) for layer in _flat(module)]
 
-    def clipped_sum(
-        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+    def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
+        """Look at the model only where the layerwise engine will have to serve these inputs."""
+        if not self._is_flat(inputs):
+            self._layerwise.prepare(parameters_ND, inputs)
+
+    def pass_sum(
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NP: Tensor,
+        clip_norm: float,
+        shape: PassShape,
+        see: Callable[[str, Tensor], None] | None = None,
     ) -> Tensor:
-        """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples of every node: (N, D)."""
-        if not present_NE.numel() or not self._is_flat(inputs):
-            return self._layerwise.clipped_sum(parameters_ND, inputs, targets, present_NE, clip_norm)
-        passes = self._passes(self._layout.views(parameters_ND.detach()), inputs, targets, present_NE)
+        """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples of one pass: (N, D)."""
+        if not self._is_flat(inputs):
+            return self._layerwise.pass_sum(parameters_ND, inputs, targets, present_NP, clip_norm, shape, see)
+        assert pass_slack(shape.rows, shape.chunks) <= SUM_SLACK
+        passes = self._passes(self._layout.views(parameters_ND.detach()), inputs, targets)
         with torch.no_grad():
-            squares = torch.stack([self._norm_squared(part, present_NE.shape[1]) for part in passes]).sum(dim=0)
-            factors_NE = torch.where(present_NE, clip_factors(squares, clip_norm), 0.0)
-            return self._contract(passes, factors_NE, torch.empty_like(parameters_ND))
+            squares_NP = torch.stack([_norm_squared(part) for part in passes]).sum(dim=0)
+            if see is not None:
+                _show(passes, squares_NP, see)
+            factors_NP = torch.where(present_NP, clip_factors(squares_NP, clip_norm), 0.0)
+            return self._contract(passes, factors_NP, shape, torch.empty_like(parameters_ND))
+
+    def slower(self) -> LayerwiseEngine | None:
+        """Return an engine that passes fewer rows at a time, one node after the other."""
+        return self._layerwise.slower()
 
     def _is_flat(self, inputs: Tensor) -> bool:
         """Tell whether the first linear layer sees one vector per example (not a sequence of vectors)."""
-        axes = inputs.dim() - (2 if self._views == 1 else 3)
-        return axes == 1 or isinstance(_flat(self._module)[0], nn.Flatten)
+        return inputs.dim() == 3 or isinstance(_flat(self._module)[0], nn.Flatten)
 
-    def _passes(
-        self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, present_NE: Tensor
-    ) -> list[_Pass]:
+    def _passes(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> list[_Pass]:
         """Run all nodes forward, and backward to the outputs of the linear layers (never to the weights)."""
-        num_nodes, num_examples = present_NE.shape
-        hidden = inputs.reshape(num_nodes, num_examples * self._views, -1)
+        num_nodes, num_places = inputs.shape[:2]
+        hidden = inputs.reshape(num_nodes, num_places, -1)
         seen: list[Tensor] = []
         outputs: list[Tensor] = []
         with torch.enable_grad():
@@ -131,47 +148,52 @@ class LinearStackEngine:
                 else:
                     rows = _without_inplace(step)(hidden.flatten(0, 1))
                     hidden = rows.view(num_nodes, -1, rows.shape[1])
-            losses = self._losses(hidden.flatten(0, 1), targets, present_NE)
-            deltas = torch.autograd.grad(losses.sum() / self._views, outputs)
+            losses = self._loss(hidden.flatten(0, 1), targets.flatten(0, 1))
+            check_losses(losses, num_nodes * num_places)
+            deltas = torch.autograd.grad(losses.sum(), outputs)
         linears = [step for step in self._steps if isinstance(step, _Linear)]
         return [_Pass(*part) for part in zip(linears, seen, deltas, strict=True)]
 
-    def _losses(self, outputs: Tensor, targets: Tensor, present_NE: Tensor) -> Tensor:
-        absent = ~present_NE.view(*present_NE.shape, *[1] * (targets.dim() - 2))
-        rows = targets.masked_fill(absent, 0).flatten(0, 1)  # padding may hold what a loss would choke on
-        losses = self._loss(outputs, rows.repeat_interleave(self._views, dim=0) if self._views > 1 else rows)
-        check_losses(losses, len(outputs))
-        return losses
-
-    def _norm_squared(self, part: _Pass, num_examples: int) -> Tensor:
-        """Return |delta|^2 (|a|^2 + 1), frozen parameters left out: (N, E); views of one example are summed first."""
-        weight, bias = part.linear.weight is not None, part.linear.bias is not None
-        if self._views == 1:
-            inputs_NE, delta_NE = (squared_norms(rows) for rows in part[1:])
-            return delta_NE * (inputs_NE * weight + bias)
-        inputs, delta = (rows.unflatten(1, (num_examples, self._views)) for rows in part[1:])
-        sizes = [squared_norms(rows.flatten(2)) for rows in (inputs, delta)]
-        inputs, delta = inputs.double(), delta.double()  # views may cancel: see `terms.at_most`
-        squares = (inputs @ inputs.mT).mul_(delta @ delta.mT).sum(dim=(2, 3)).to(sizes[0].dtype)
-        biases = squared_norms(delta.sum(dim=2)).to(sizes[0].dtype)
-        inputs_NE, delta_NE = (size.sqrt() for size in sizes)
-        most = at_most(squares, inputs_NE * delta_NE), at_most(biases, delta_NE * math.sqrt(self._views))
-        return most[0] * weight + most[1] * bias
-
-    def _contract(self, passes: list[_Pass], factors_NE: Tensor, total_ND: Tensor) -> Tensor:
-        """Write sum_e factor_e g_e into the flat vectors."""
+    def _contract(self, passes: list[_Pass], factors_NP: Tensor, shape: PassShape, total_ND: Tensor) -> Tensor:
+        """Write sum_e factor_e g_e into the flat vectors: products over the rows of a chunk, then a sum over chunks."""
         totals = self._layout.views(total_ND)
-        factors_B = factors_NE.repeat_interleave(self._views, dim=1).flatten()
-        for linear, inputs_NBI, delta_NBO in passes:
-            delta = scaled(delta_NBO.flatten(0, 1), factors_B).view_as(delta_NBO)
+        factors = factors_NP.flatten()
+        for linear, inputs_NPI, delta_NPO in passes:
+            delta_NCRO = scaled(delta_NPO.flatten(0, 1), factors).view(
+                len(delta_NPO), shape.chunks, shape.rows, delta_NPO.shape[2]
+            )
             if linear.bias is not None:
-                torch.sum(delta, dim=1, out=totals[linear.bias])
+                totals[linear.bias].copy_(delta_NCRO.sum(dim=2).sum(dim=1))
             if linear.weight is not None:
-                clean_(inputs_NBI)  # the inputs are not needed any more
-                for nodes in slices(len(delta), totals[linear.weight][0].numel()):
+                finite_(inputs_NPI)  # the inputs are not needed any more
+                inputs_NCRI = inputs_NPI.view(*delta_NCRO.shape[:3], -1)
+                weight = totals[linear.weight]
+                for nodes in slices(len(weight), shape.chunks * weight[0].numel()):
                     # Not with `out=`: the rows of a flat vector lie apart, and a product straight into them is slower.
-                    totals[linear.weight][nodes] = torch.bmm(delta[nodes].mT, inputs_NBI[nodes])
+                    weight[nodes] = _sum_of_products(delta_NCRO[nodes], inputs_NCRI[nodes])
         return total_ND
+
+
+def _sum_of_products(delta_NCRO: Tensor, inputs_NCRI: Tensor) -> Tensor:
+    """Return sum_cr delta a' (N, O, I), in float32 and at most R or C terms at a time."""
+    num_nodes, chunks = delta_NCRO.shape[:2]
+    products = torch.bmm(delta_NCRO.flatten(0, 1).mT, inputs_NCRI.flatten(0, 1))
+    return products if chunks == 1 else products.unflatten(0, (num_nodes, chunks)).sum(dim=1)
+
+
+def _norm_squared(part: _Pass) -> Tensor:
+    """Return |delta|^2 (|a|^2 + 1) in double precision, frozen parameters left out: (N, P)."""
+    inputs_NP, delta_NP = squared_norms(part.inputs_NPI), squared_norms(part.delta_NPO)
+    return delta_NP * (inputs_NP * (part.linear.weight is not None) + (part.linear.bias is not None))
+
+
+def _show(passes: list[_Pass], squares_NP: Tensor, see: Callable[[str, Tensor], None]) -> None:
+    """Show what every example contributes: activations, backprops and norm."""
+    for linear, inputs_NPI, delta_NPO in passes:
+        name = (linear.weight or linear.bias or "a frozen layer").rpartition(".")[0]
+        see(f"the inputs of layer '{name}'", inputs_NPI)
+        see(f"the loss gradient at the outputs of layer '{name}'", delta_NPO)
+    see("the gradient's norm", squares_NP)
 
 
 def _step(layer: nn.Module, names: dict[int, str]) -> _Linear | nn.Module:
