@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -130,17 +130,15 @@ def assemble(
         attempt=ledger.next_attempt(),
         checkpoints=CheckpointFolder(out / "checkpoint", run_id, part, num_parts, config=config.fingerprint()),
         hosts_all=num_parts == 1,
-        augment=_augmentation(config, mechanism.num_examples, public),
+        augment=_augmentation(config),
         node_weights=node_weights(config, blueprint.facts.num_examples, nodes),
     )
 
 
-def _augmentation(
-    config: Config, num_examples: tuple[int, ...], public: PublicRandomness
-) -> Callable[[Tensor, Tensor, int], Tensor]:
+def _augmentation(config: Config) -> Augmentation | None:
     if config.task.augmentation == "none":
-        return lambda inputs, indices_NE, step: inputs
-    return Augmentation(config.task.augmentation, config.task.augmentation_multiplicity, num_examples, public)
+        return None
+    return Augmentation(config.task.augmentation, config.task.augmentation_multiplicity)
 
 
 def node_weights(config: Config, num_examples: Sequence[int], nodes: Sequence[int]) -> tuple[float, ...] | None:

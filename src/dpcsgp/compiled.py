@@ -13,14 +13,11 @@ from typing import Any
 
 from numba import njit
 
-
 # Sums may be taken apart into several; infinities and NaN keep their meaning.
 _ANY_ORDER = {"reassoc", "nsz", "contract"}
 
 
-def compiled(
-    *signatures: str, any_order: bool = False
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def compiled(*signatures: str, any_order: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that compiles a loop for arguments of these types, at once.
 
     With `any_order` the compiler may reorder sums: the last bit then depends on the processor.
@@ -37,7 +34,11 @@ def compiled(
     """
 
     def decorate(loop: Callable[..., None]) -> Callable[..., None]:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _ANY_ORDER if any_order else False}
+        options: dict[str, Any] = {
+            "nogil": True,
+            "error_model": "numpy",
+            "fastmath": _ANY_ORDER if any_order else False,
+        }
         try:
             return njit(list(signatures), cache=True, **options)(loop)
         except (

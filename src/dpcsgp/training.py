@@ -1,9 +1,9 @@
 """The one loop. Read `train` from top to bottom to follow one training step.
 
-Private data enter in `private_gradients` and leave it clipped, noised and divided by public constants; the ledger is on
-disk before the message leaves; everything after that is post-processing.
+Private data are seen by `privacy.PrivateGradients` alone; what it returns is clipped, noised and divided by public
+constants, and on the ledger's disk. Everything after that is post-processing.
 
-Legend: N hosted nodes, E examples, D coordinates.
+Legend: N hosted nodes, D coordinates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -22,15 +22,19 @@ from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
 from dpcsgp.checkpoint import CheckpointFolder, Snapshot
-from dpcsgp.errors import CheckpointError, DivergenceError, PrivateStepError
+from dpcsgp.errors import CheckpointError, DivergenceError
 from dpcsgp.network import Traffic
-from dpcsgp.privacy import Budget, ClippingEngine, GaussianMechanism, LedgerBook
-from dpcsgp.randomness import PrivateRandomness, PublicRandomness, torch_secrets
+from dpcsgp.privacy import Budget, ClippingEngine, GaussianMechanism, LedgerBook, PrivateGradients
+from dpcsgp.privacy.clipping import CheckedEngine
+from dpcsgp.privacy.private_gradients import Augment
+from dpcsgp.privacy.row_checks import engine_with_equal_rows
+from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.recording import Recorder
 from dpcsgp.tasks import Task
 
 WATCHED_EVALUATIONS = 5
 RESERVED_KEYS = ("epsilon_nodes", "bytes_sent_nodes")  # per node like metrics, but not measured on test data
+_CHECKED_ROWS = 4
 MANY_NODES = 32  # above this, intermediate evaluations look at a sample of the nodes
 
 
@@ -78,9 +82,25 @@ class Run:
     attempt: int = 0
     checkpoints: CheckpointFolder | None = None
     hosts_all: bool = True
-    augment: Callable[[Tensor, Tensor, int], Tensor] = lambda inputs, indices_NE, step: inputs
+    augment: Augment | None = None
     node_weights: tuple[float, ...] | None = None  # of the hosted nodes; None: every node counts equally
     on_row: Callable[[dict[str, Any]], None] = lambda row: None  # sees every evaluation: public values only
+
+    @property
+    def private_gradients(self) -> PrivateGradients:
+        """The private step of the hosted nodes."""
+        return PrivateGradients(
+            examples=self.task.examples,
+            engine=self.engine,
+            mechanism=self.mechanism,
+            budget=self.budget,
+            ledger=self.ledger,
+            random=self.private,
+            nodes=self.network.nodes,
+            attempt=self.attempt,
+            augment=self.augment,
+            node_weights=self.node_weights,
+        )
 
 
 @dataclass
@@ -110,6 +130,7 @@ def train(
     resume_from: Snapshot | None = None,
 ) -> Progress:
     """Train to the end, to a stop, or until all budgets are spent; the last state is kept in all cases."""
+    run = _with_equal_rows(run)
     progress = _start(run, resume_from)
     last_step = progress.state.step + _steps_within_budget(run)
     try:
@@ -138,6 +159,14 @@ def train(
     return progress
 
 
+def _with_equal_rows(run: Run) -> Run:
+    """Check the engine before anything is released; pass fewer rows at a time where that is needed."""
+    if not isinstance(run.engine, CheckedEngine) or not any(run.mechanism.num_examples):
+        return run
+    public = run.task.public_rows(_CHECKED_ROWS)
+    return replace(run, engine=engine_with_equal_rows(run.engine, run.anchor_D, public, run.mechanism))
+
+
 def _rescue(run: Run, progress: Progress) -> None:
     """Keep the steps that were paid for when code outside of the loop fails (a metric, a callback), then let it fail.
 
@@ -151,7 +180,7 @@ def _rescue(run: Run, progress: Progress) -> None:
 def _iterate(run: Run, progress: Progress) -> None:
     """One iteration: private gradient, momentum, descent, exchange."""
     step = progress.state.step
-    grad_ND = private_gradients(run, run.algorithm.model(progress.state), step)
+    grad_ND = run.private_gradients(run.algorithm.model(progress.state), step)
     if progress.velocity_ND is not None:
         grad_ND.add_(progress.velocity_ND, alpha=run.schedule.momentum)
     state = run.algorithm.descend(progress.state, grad_ND)
@@ -167,51 +196,6 @@ def _steps_within_budget(run: Run) -> int:
     """Return how many steps some node of the whole run can still make a release in; all processes agree on it."""
     hosted = [run.schedule.steps if left is None else left for left in run.budget.remaining]
     return max(run.network.agree("remaining releases", max(hosted, default=0)))
-
-
-def private_gradients(run: Run, model_ND: Tensor, step: int) -> Tensor:
-    """Return this step's private gradients (N, D), after their cost is on disk."""
-    rows = range(len(run.network.nodes))
-    active = [run.budget.allows(row) and run.mechanism.num_examples[row] > 0 for row in rows]
-
-    def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
-        try:
-            inputs, targets = run.task.examples(indices_NE)
-            inputs = run.augment(inputs, indices_NE, step)  # per example and before clipping
-            # Passes run where the task's data are (`run.device`); state, noise and messages stay in host memory.
-            with torch_secrets(run.private, step):
-                return _clipped_sum(
-                    run, model_ND.to(inputs.device), inputs, targets, present_NE.to(inputs.device)
-                ).cpu()
-        except Exception as error:  # its text may quote an example, and would be told to all processes of the run
-            raise PrivateStepError(
-                f"the private gradients of step {step} could not be computed ({type(error).__name__}); the reason is shown only "
-                "on the machine that holds the data"
-            ) from error
-
-    for row in rows:
-        if active[row]:
-            run.budget.spend(row)
-    run.ledger.record(
-        step, run.attempt, {run.network.nodes[row]: run.mechanism.event(row) for row in rows if active[row]}
-    )
-    grad_ND = run.mechanism.release(clipped_sum, step, run.private, active)
-    if run.node_weights is not None:  # public factors on what is private already
-        grad_ND.mul_(torch.tensor(run.node_weights, dtype=grad_ND.dtype, device=grad_ND.device)[:, None])
-    return grad_ND
-
-
-def _clipped_sum(run: Run, model_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor) -> Tensor:
-    """Return every node's clipped sum; nodes of like batch size share a pass, so that small ones are not padded to large."""
-    groups = run.mechanism.rows_of_like_size()
-    if len(groups) == 1:
-        return run.engine.clipped_sum(model_ND, inputs, targets, present_NE, run.mechanism.clip_norm)
-    sum_ND = torch.empty_like(model_ND)
-    for rows in groups:
-        width = int(present_NE[rows].sum(1).max())  # the shape of a pass, as the largest batch is without groups
-        parts = (inputs[rows, :width], targets[rows, :width], present_NE[rows, :width])
-        sum_ND[rows] = run.engine.clipped_sum(model_ND[rows], *parts, run.mechanism.clip_norm)
-    return sum_ND
 
 
 def _average(run: Run, progress: Progress, last_step: int) -> None:

@@ -111,9 +111,7 @@ def test_an_embedding_is_exact_with_repeated_words(padding: int | None, views: i
 @pytest.mark.parametrize("length", [0, 1, 4097, 3_000_000])
 def test_norms_of_long_rows_are_accurate(length: int) -> None:
     rows = torch.rand(2, length, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(
-        squared_norms(rows), rows.double().square().sum(dim=1), rtol=1e-12, atol=0.0
-    )
+    torch.testing.assert_close(squared_norms(rows), rows.double().square().sum(dim=1), rtol=1e-12, atol=0.0)
 
 
 LARGE = [name for name in LAYERS if "large" in name or "many" in name or "long" in name]

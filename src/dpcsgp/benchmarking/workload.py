@@ -58,9 +58,10 @@ class Workload:
         nodes = range(self.num_nodes)
         mechanism = self.mechanism(NOISE if secure else 0.0)
         random, steps = PrivateRandomness.fresh(nodes), iter(range(2**40))
+        (shape,) = mechanism.rows_of_same_shape()
 
         def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
-            sum_ND = engine.clipped_sum(models_ND, *self.task.examples(indices_NE), present_NE, CLIP_NORM)
+            sum_ND = engine.clipped_sum(models_ND, *self.task.examples(indices_NE), present_NE, CLIP_NORM, shape)
             return sum_ND if secure else sum_ND.add_(torch.randn(sum_ND.shape), alpha=NOISE * CLIP_NORM)
 
         return lambda: mechanism.release(clipped_sum, next(steps), random, [True] * self.num_nodes)

@@ -125,8 +125,10 @@ def _time_release(run: training.Run, model_ND: Tensor, batch_size: int) -> float
 
     def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
         inputs, targets = release.task.examples(indices_NE % _POOL)
-        inputs = release.augment(inputs, indices_NE % _POOL, 0)
-        return release.engine.clipped_sum(model_ND, inputs, targets, present_NE, mechanism.clip_norm)
+        if release.augment is not None:
+            inputs = release.augment(inputs, release.private, 0)
+        (shape,) = mechanism.rows_of_same_shape()
+        return release.engine.clipped_sum(model_ND, inputs, targets, present_NE, mechanism.clip_norm, shape)
 
     return _time(lambda: mechanism.release(clipped_sum, 0, release.private, [True] * num_nodes), repeats=2)
 

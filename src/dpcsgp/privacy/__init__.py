@@ -13,11 +13,13 @@ from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping import ClippingEngine, clipping_engine
 from dpcsgp.privacy.ledger import Ledger, LedgerBook, read_ledgers, releases_by_node
 from dpcsgp.privacy.mechanism import GaussianMechanism
+from dpcsgp.privacy.private_gradients import PrivateGradients
 
 __all__ = [
     "Budget",
     "ClippingEngine",
     "GaussianMechanism",
+    "PrivateGradients",
     "Ledger",
     "LedgerBook",
     "ReleaseEvent",

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.layerwise import LayerwiseEngine, Loss
+from dpcsgp.privacy.layerwise import NORM, LayerwiseEngine, Loss
 from dpcsgp.privacy.linear_stack import LinearStackEngine, is_linear_stack
 from dpcsgp.privacy.models import check_model
 from dpcsgp.privacy.passes import PassShape
@@ -51,11 +51,19 @@ class PassEngine(Protocol):
         shape: PassShape,
         see: Callable[[str, Tensor], None] | None = None,
     ) -> Tensor:
-        """Return the clipped sum of one pass; `see` is shown what each row contributes (for checks on public rows)."""
+        """Return the clipped sum of one pass; with `see`, only show it what each row contributes (for checks)."""
         ...
 
     def slower(self) -> PassEngine | None:
         """Return an engine that passes fewer rows at a time; None where there are no fewer."""
+        ...
+
+    def without_chance(self, public: Tensor) -> PassEngine:
+        """Return an engine for the model without random layers, if it has any."""
+        ...
+
+    def checked_places(self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape) -> tuple[int, int]:
+        """Return how many nodes and places a check has to fill."""
         ...
 
 
@@ -130,11 +138,21 @@ class CheckedEngine:
         with _full_precision(inputs.device):
             self.engine.prepare(parameters_ND, inputs)
             for start in range(0, present_NE.shape[1], shape.places):
-                parts = [_places(part, start, shape.places) for part in (inputs, targets, present_NE)]
-                sum_ND = self._pass_sum(parameters_ND, *parts, clip_norm, shape)
+                examples, labels, present_NP = (
+                    _places(part, start, shape.places) for part in (inputs, targets, present_NE)
+                )
+                sum_ND = self._pass_sum(parameters_ND, examples, labels, present_NP, clip_norm, shape)
                 total_ND = sum_ND if total_ND is None else total_ND.double().add_(sum_ND)
         assert total_ND is not None
         return total_ND
+
+    def without_chance(self, public: Tensor) -> CheckedEngine:
+        """Return an engine for the model without random layers, if it has any (in eval() mode then)."""
+        return CheckedEngine(self.engine.without_chance(public), self._layout, self._views)
+
+    def checked_places(self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape) -> tuple[int, int]:
+        """Return how many nodes and places a check has to fill, for rows (K, ...) of inputs like these."""
+        return self.engine.checked_places(parameters_ND, inputs, shape)
 
     def rows(
         self,
@@ -145,7 +163,12 @@ class CheckedEngine:
         clip_norm: float,
         shape: PassShape,
     ) -> list[tuple[str, Tensor]]:
-        """Return, by name, what the rows of one pass contribute (for checks on public rows): rows on the first axis."""
+        """Return, by name, what the rows of one pass contribute (for checks on public rows): rows on the first axis.
+
+        All nodes' rows come one after the other, M of them for an example with M views.
+        """
+        if self._views > 1:
+            inputs = inputs[:, :, None].expand(-1, -1, self._views, *inputs.shape[2:]).clone()
         seen: list[tuple[str, Tensor]] = []
         self._check(parameters_ND, inputs, targets, present_NP, clip_norm)
         _blank(present_NP, inputs, targets)
@@ -155,7 +178,7 @@ class CheckedEngine:
                 parameters_ND, inputs, targets, present_NP, clip_norm, shape,
                 lambda name, rows: seen.append((name, rows.clone())),
             )  # fmt: skip
-        return seen
+        return _joined(seen)
 
     def _pass_sum(
         self,
@@ -229,6 +252,14 @@ class CheckedEngine:
                 f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: expected leading axes {lead} and "
                 f"{places} (nodes, examples{', views' if self._views > 1 else ''})"
             )
+
+
+def _joined(seen: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Join what the chunks of a pass showed: every chunk shows the same things in the same order, its norm last."""
+    period = next(index for index, (name, _) in enumerate(seen) if name == NORM) + 1
+    if period == len(seen):
+        return seen
+    return [(seen[first][0], torch.cat([rows for _, rows in seen[first::period]])) for first in range(period)]
 
 
 def _places(part: Tensor, start: int, places: int) -> Tensor:

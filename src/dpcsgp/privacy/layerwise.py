@@ -15,6 +15,7 @@ Legend: N hosted nodes, P places of a node in a pass, E rows of a chunk, M augme
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -32,14 +33,16 @@ from dpcsgp.privacy.layers import RULES, has_rule, positions
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
 from dpcsgp.privacy.squares import squared_norms
 from dpcsgp.privacy.terms import GHOST_SLACK, Term, clip_factors, finite_, may_sum_positions, merge, slices
+from dpcsgp.randomness import torch_seed
 
 Loss = Callable[[Any, Tensor], Tensor]
 See = Callable[[str, Tensor], None]
 
+NORM: Final = "the gradient's norm"  # what is shown last of every chunk
 _MOST_ROWS: Final = 64  # of a chunk: more rows gain little speed and cost memory
 _GROUPED_ROWS: Final = 256  # rows of the chunks that are summed in float32 before double precision takes over
 _MOST_GROUPED: Final = 64
-_KEPT_FLOATS: Final = 2**25  # per-example gradients that may be held at a time
+_KEPT_FLOATS: Final = 2**24  # per-example gradients that may be held at a time
 
 
 class _Call(NamedTuple):
@@ -77,6 +80,18 @@ class LayerwiseEngine:
         if self._most_rows == 1:
             return None
         return LayerwiseEngine(self._module, self._loss, self._views, 1 if self._most_rows <= 16 else 16)
+
+    def without_chance(self, public: Tensor) -> LayerwiseEngine:
+        """Return this engine, or one for the module in eval() mode if its outputs are random in train() mode."""
+        if not is_random(self._module, public):
+            return self
+        return LayerwiseEngine(copy.deepcopy(self._module).eval(), self._loss, self._views, self._most_rows)
+
+    def checked_places(self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape) -> tuple[int, int]:
+        """Two chunks of one node show all there is: nodes and chunks follow one another."""
+        parameters = {name: value[0].detach() for name, value in self._layout.views(parameters_ND).items()}
+        row = inputs if self._views == 1 else inputs[:, None].expand(-1, self._views, *inputs.shape[1:])
+        return 1, 2 * self._plan(parameters, row).rows
 
     def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
         """Find the closed forms and the rows of a chunk for inputs (N, E, ...) of this shape."""
@@ -146,7 +161,8 @@ class LayerwiseEngine:
             )
         with torch.no_grad():
             if see is not None:
-                see("the gradient's norm", torch.stack([squares_E, loose_E], dim=1))
+                see(NORM, torch.stack([squares_E, loose_E], dim=1))
+                return {}
             factors_E = torch.where(present_E, clip_factors(squares_E, clip, loose_E), 0.0)
             while terms:  # each term frees its activations as soon as it is summed
                 name, term = terms.popitem()
@@ -293,6 +309,23 @@ class LayerwiseEngine:
             for name, part in parts.items():
                 sums[name] += (factors_E.to(part.dtype) @ finite_(part)).view_as(sums[name])
         return sums, torch.cat(norms)
+
+
+def is_random(module: nn.Module, public: Tensor) -> bool:
+    """Tell whether the module gives other outputs for the same inputs (K, ...) when torch's generator moves on."""
+    if not any(
+        isinstance(layer, nn.modules.dropout._DropoutNd) or not _is_builtin(layer) for layer in module.modules()
+    ):
+        return False
+    probe, found = copy.deepcopy(module), []
+    for purpose in ("one", "other"):
+        with torch_seed(0, f"row checks {purpose}"), torch.no_grad():
+            found.append([part.detach() for part in _tensors(probe(public))])
+    return not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(*found, strict=True))
+
+
+def _is_builtin(layer: nn.Module) -> bool:
+    return type(layer).__module__.startswith("torch.nn.modules.")
 
 
 def _chunks(num_places: int, rows: int) -> Iterator[slice]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.layerwise import LayerwiseEngine, Loss, check_losses
+from dpcsgp.privacy.layerwise import NORM, LayerwiseEngine, Loss, check_losses, is_random
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
 from dpcsgp.privacy.squares import squared_norms
 from dpcsgp.privacy.terms import clip_factors, finite_, scaled, slices
@@ -122,12 +122,25 @@ class LinearStackEngine:
             squares_NP = torch.stack([_norm_squared(part) for part in passes]).sum(dim=0)
             if see is not None:
                 _show(passes, squares_NP, see)
+                return torch.zeros_like(parameters_ND)
             factors_NP = torch.where(present_NP, clip_factors(squares_NP, clip_norm), 0.0)
             return self._contract(passes, factors_NP, shape, torch.empty_like(parameters_ND))
 
     def slower(self) -> LayerwiseEngine | None:
         """Return an engine that passes fewer rows at a time, one node after the other."""
         return self._layerwise.slower()
+
+    def without_chance(self, public: Tensor) -> LinearStackEngine:
+        """Return this engine, or one for the module in eval() mode if it has layers that draw masks."""
+        if not is_random(self._module, public):
+            return self
+        return LinearStackEngine(copy.deepcopy(self._module).eval(), self._loss)
+
+    def checked_places(self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape) -> tuple[int, int]:
+        """All places of all nodes are one product."""
+        if not self._is_flat(inputs[None]):
+            return self._layerwise.checked_places(parameters_ND, inputs, shape)
+        return len(parameters_ND), shape.places
 
     def _is_flat(self, inputs: Tensor) -> bool:
         """Tell whether the first linear layer sees one vector per example (not a sequence of vectors)."""
@@ -191,9 +204,9 @@ def _show(passes: list[_Pass], squares_NP: Tensor, see: Callable[[str, Tensor], 
     """Show what every example contributes: activations, backprops and norm."""
     for linear, inputs_NPI, delta_NPO in passes:
         name = (linear.weight or linear.bias or "a frozen layer").rpartition(".")[0]
-        see(f"the inputs of layer '{name}'", inputs_NPI)
-        see(f"the loss gradient at the outputs of layer '{name}'", delta_NPO)
-    see("the gradient's norm", squares_NP)
+        see(f"the inputs of layer '{name}'", inputs_NPI.flatten(0, 1))
+        see(f"the loss gradient at the outputs of layer '{name}'", delta_NPO.flatten(0, 1))
+    see(NORM, squares_NP.flatten())
 
 
 def _step(layer: nn.Module, names: dict[int, str]) -> _Linear | nn.Module:

@@ -1,15 +1,19 @@
 """Sample, clip, add noise, divide by public constants: the one object that touches data and states what that costs.
 
 A release is `(clipped sum over a random batch + noise) / expected batch size`. The drawn batch, its size, the raw
-gradients and the clipped sum never leave this module.
+gradients and the clipped sum never leave `privacy/`.
 
-Legend: N hosted nodes, E places for examples (the largest drawn batch), D coordinates.
+Drawn examples take places in random order, and the number of places is public (see `passes`): a data set with one example
+less differs, in law, by one hole that the last example fills.
+
+Legend: N hosted nodes, E places for examples, D coordinates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, final
 
 import numpy as np
@@ -19,6 +23,7 @@ from torch import Tensor
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy.accounting import ReleaseEvent
 from dpcsgp.privacy.noise import add_noise_
+from dpcsgp.privacy.passes import PassShape, pass_shape
 from dpcsgp.randomness import PrivateRandomness
 
 Sampling = Literal["poisson", "uniform"]
@@ -59,16 +64,18 @@ class GaussianMechanism:
             noise_multiplier=self.noise_multipliers[row],
         )
 
-    def rows_of_like_size(self) -> list[list[int]]:
-        """Return the nodes in groups whose expected batches differ by at most a factor of 1.5: public sizes alone decide."""
-        groups: list[list[int]] = []
-        for row in sorted(range(len(self.num_examples)), key=lambda row: self.expected_batch_sizes[row]):
-            smallest = self.expected_batch_sizes[groups[-1][0]] if groups else 0
-            if groups and self.expected_batch_sizes[row] <= 1.5 * smallest:
-                groups[-1].append(row)
-            else:
-                groups.append([row])
-        return [sorted(group) for group in groups]
+    @cached_property
+    def shapes(self) -> tuple[PassShape, ...]:
+        """The public shape of each node's passes."""
+        sizes = zip(self.expected_batch_sizes, self.num_examples, strict=True)
+        return tuple(pass_shape(max(batch, 1), total, self.sampling) for batch, total in sizes)
+
+    def rows_of_same_shape(self) -> dict[PassShape, list[int]]:
+        """Return the nodes that share passes."""
+        groups: dict[PassShape, list[int]] = {}
+        for row, shape in enumerate(self.shapes):
+            groups.setdefault(shape, []).append(row)
+        return groups
 
     def release(self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]) -> Tensor:
         """Return the private gradients (N, D) of this step; inactive nodes (no budget, no data) get zeros.
@@ -83,20 +90,18 @@ class GaussianMechanism:
                 sum_ND[row] = 0
                 continue
             if self.noise_multipliers[row] > 0:
-                add_noise_(
-                    sum_ND[row], self.noise_multipliers[row], self.clip_norm, random, step, row,
-                    self.expected_batch_sizes[row],
-                )  # fmt: skip
+                add_noise_(sum_ND[row], self.noise_multipliers[row], self.clip_norm, random, step, row)
         divisors_N1 = torch.tensor(self.expected_batch_sizes, dtype=sum_ND.dtype, device=sum_ND.device)[:, None]
         return sum_ND.div_(divisors_N1.clamp_(min=1))  # a node without data has zeros to divide
 
     def draw(self, step: int, random: PrivateRandomness, active: Sequence[bool]) -> tuple[Tensor, Tensor]:
-        """Draw each active node's batch: local example numbers (N, E), and which places are filled."""
+        """Draw each active node's batch: local example numbers (N, E) in random order, and which places are taken."""
         drawn = [
             self._draw_row(step, random, row) if is_active else np.zeros(0, dtype=np.int64)
             for row, is_active in enumerate(active)
         ]
-        width = max((len(indices) for indices in drawn), default=0)
+        widths = (shape.width(len(indices)) for shape, indices in zip(self.shapes, drawn, strict=True))
+        width = max(widths, default=0)
         indices_NE = np.zeros((len(drawn), width), dtype=np.int64)
         present_NE = np.zeros((len(drawn), width), dtype=bool)
         for row, indices in enumerate(drawn):
@@ -110,6 +115,19 @@ class GaussianMechanism:
             # Rounded down, so that an example is never likelier than the rate that the event states.
             threshold = (batch << 32) // total
             words = random.row_bytes("sampling", step, row, 4 * total).view(np.uint32)
-            return np.flatnonzero(words < threshold) if threshold < 2**32 else np.arange(total)
-        words = random.row_bytes("sampling", step, row, 8 * total).view(np.uint64)
-        return np.argpartition(words, batch - 1)[:batch]
+            drawn = np.flatnonzero(words < threshold) if threshold < 2**32 else np.arange(total)
+        else:
+            words = random.row_bytes("sampling", step, row, 8 * total).view(np.uint64)
+            drawn = np.argpartition(words, batch - 1)[:batch]
+        return drawn[_random_order(len(drawn), step, random, row)]
+
+
+def _random_order(count: int, step: int, random: PrivateRandomness, row: int) -> np.ndarray:
+    """Return a uniformly random order of `count` things, from the node's private stream."""
+    for attempt in range(100):
+        words = random.row_bytes(f"order {attempt}", step, row, 8 * count).view(np.uint64)
+        order = np.argsort(words)
+        keys = words[order]
+        if not (keys[1:] == keys[:-1]).any():  # given that no two keys are equal, all orders are equally likely
+            return order
+    raise AssertionError("equal keys a hundred times: the random stream is broken")

@@ -7,9 +7,9 @@ set of values that can be released does not depend on the data:
     released = grid * (round(sum / grid) + round(scale * gauss / grid))
 
 Rounding moves a sum of D coordinates by at most `sqrt(D) * grid` in all, as seen by two neighbouring data sets; the grid is
-chosen so small that this is at most 2^-11 of the clip norm. As much again, or 2^-22 per example of the batch if that is
-more, is kept for the rounding errors of the float32 sum itself (largest seen: 2^-23 per example), and `scale` is raised by
-both, so the stated noise multiplier holds for the rounded mechanism.
+chosen so small that this is at most 2^-11 of the clip norm. `passes.SUM_SLACK` bounds what rounding does to the clipped sum
+itself, whatever the data and however many were drawn. `scale` is raised by both, so the stated noise multiplier holds for
+the rounded mechanism.
 
 The Gaussian values come from the Box-Muller transform of 53-bit radii (values reach 8.6 standard deviations; the mass
 beyond is below 1e-17 per coordinate) and 64-bit angles in double precision. Both matter: the two values of a pair share
@@ -30,19 +30,16 @@ import torch
 from torch import Tensor
 
 from dpcsgp.privacy.box_muller import add_pairs
+from dpcsgp.privacy.passes import SUM_SLACK
 from dpcsgp.randomness import PrivateRandomness
 
 _GRID_SLACK: Final = 2.0**-11
+SENSITIVITY_SLACK: Final = _GRID_SLACK + SUM_SLACK  # by what share rounding may lengthen the difference of two sums
 
 
 def grid_size(clip_norm: float, dim: int) -> float:
     """Return the largest power of two with `sqrt(dim) * grid <= 2^-11 * clip_norm`."""
     return 2.0 ** math.floor(math.log2(clip_norm * _GRID_SLACK / math.sqrt(max(dim, 1))))
-
-
-def sensitivity_slack(batch_size: int) -> float:
-    """Return by how much, as a share of the clip norm, rounding may lengthen the difference of two neighbouring sums."""
-    return _GRID_SLACK + max(2.0**-11, batch_size * 2.0**-22)
 
 
 def add_noise_(
@@ -52,14 +49,10 @@ def add_noise_(
     random: PrivateRandomness,
     step: int,
     row: int,
-    batch_size: int = 1,
 ) -> None:
-    """Make `sum + noise_multiplier * clip_norm * gauss` on the grid of a float32 sum, in place.
-
-    `row` picks the node's secret key; `batch_size` is the expected, public number of examples in the sum.
-    """
+    """Make `sum + noise_multiplier * clip_norm * gauss` on the grid, in place; `row` picks the node's secret key."""
     grid = grid_size(clip_norm, sum_D.numel())
-    scale = noise_multiplier * clip_norm * (1 + sensitivity_slack(batch_size))
+    scale = noise_multiplier * clip_norm * (1 + SENSITIVITY_SLACK)
     here_D = sum_D.detach().cpu().contiguous()
     _add_rounded(here_D.numpy(), scale / grid, grid, random, step, row)
     if here_D.data_ptr() != sum_D.data_ptr():  # it was on another device, or in pieces

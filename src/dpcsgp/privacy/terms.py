@@ -38,7 +38,7 @@ SCRATCH_FLOATS = 2**22  # scratch memory for intermediate results
 CACHED_FLOATS: Final = 2**19  # scratch memory that stays in cache and is handed out again without page faults
 MARGIN: Final = 2.0**-6  # share of U by which ghost norms are raised
 _DOUBLE_MARGIN: Final = 2.0**-35  # the same where gradients are in double precision
-GHOST_SLACK: Final = 0.016  # share of the clip norm that rounding of ghost sums may take
+GHOST_SLACK: Final = 0.0165  # share of the clip norm that rounding of ghost sums may take
 _KEEP_RATIO: Final = 4
 
 

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dpcsgp.randomness import torch_seed
+
 LossPerExample = Callable[[Tensor, Tensor], Tensor]  # (outputs (E, ...), targets (E, ...)) -> losses (E,)
 
 
@@ -37,6 +39,10 @@ class Task(Protocol):
         """Return inputs (N, E, ...) and targets (N, E, ...) of each node's own examples by their local numbers."""
         ...
 
+    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets for checks of the model: test data, or random ones of the same shapes."""
+        ...
+
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return metric -> (K,) on public evaluation data; `accuracy` is the one that is printed first."""
         ...
@@ -48,6 +54,14 @@ class MovableTask(Task, Protocol):
     def to(self, device: str) -> Task:
         """Return the task with module and data on a device, where forward and backward passes then run."""
         ...
+
+
+def random_like(rows: Tensor, count: int) -> Tensor:
+    """Return random rows of the shape and format of `rows`; whole numbers are 0 or 1, valid in any vocabulary."""
+    shape = (count, *rows.shape[1:])
+    with torch_seed(0, "rows for checks"):
+        drawn = torch.randn(shape) if rows.is_floating_point() else torch.randint(0, 2, shape)
+    return drawn.to(rows.device, rows.dtype)
 
 
 def gather(indices_NE: Tensor, num_examples: Sequence[int], *values: Tensor) -> tuple[Tensor, ...]:

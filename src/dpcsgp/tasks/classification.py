@@ -57,6 +57,10 @@ class Classification:
         inputs, labels = gather(indices_NE, self.num_examples, self.inputs, self.labels)
         return inputs, labels
 
+    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first test images and labels."""
+        return self.test_inputs[:count], self.test_labels[:count]
+
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return the accuracy of each model on the test set."""
         views = ParameterLayout.of(self.module).views(models_KD.to(self.test_inputs.device))

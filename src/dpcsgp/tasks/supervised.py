@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.tasks.base import LossPerExample, gather
+from dpcsgp.tasks.base import LossPerExample, gather, random_like
 from dpcsgp.tasks.classification import EVALUATION_BATCH, cross_entropy_per_example
 
 Metric = Callable[[Any, Tensor], Tensor | float]  # (outputs (J, ...), targets (J, ...)) of the test set -> one number
@@ -77,6 +77,12 @@ class Supervised:
         """Return inputs (N, E, ...) and targets (N, E, ...)."""
         inputs, targets = gather(indices_NE, self.num_examples, self.inputs, self.targets)
         return inputs, targets
+
+    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first test examples, or random ones like the training data."""
+        if self.test is None:
+            return random_like(self.inputs, count), random_like(self.targets, count)
+        return self.test[0][:count], self.test[1][:count]
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return each metric of each model on the test set; the module is in eval() mode meanwhile."""
