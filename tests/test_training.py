@@ -19,6 +19,7 @@ from dpcsgp.config import Config, load_config
 from dpcsgp.errors import ConfigError, PrivateStepError
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import clipping_engine
+from dpcsgp.randomness import PrivateRandomness
 from dpcsgp.results import ResultsFolder
 
 SMALL = [
@@ -225,17 +226,15 @@ def test_nodes_of_unlike_size_get_the_same_gradients_as_in_one_pass(tmp_path: Pa
         "privacy.seed=5",
     )
     run, _, _ = prepare(tmp_path / "groups", *settings)
-    groups = run.mechanism.rows_of_like_size()
+    groups = run.mechanism.rows_of_same_shape()
     assert len(groups) > 1
-    assert sorted(row for group in groups for row in group) == [0, 1, 2, 3]
+    assert sorted(row for group in groups.values() for row in group) == [0, 1, 2, 3]
     model_ND = run.anchor_D.expand(4, -1).contiguous()
-    grouped_ND = training.private_gradients(run, model_ND, 0)
-    alike = replace(run.mechanism, expected_batch_sizes=(1,) * 4)
-    whole = replace(run, mechanism=alike)
+    grouped_ND = run.private_gradients(model_ND, 0)
     indices_NE, present_NE = run.mechanism.draw(0, run.private, [True] * 4)
-    sums_ND = training._clipped_sum(whole, model_ND, *run.task.examples(indices_NE), present_NE)
+    sums_ND = run.engine.clipped_sum(model_ND, *run.task.examples(indices_NE), present_NE, run.mechanism.clip_norm)
     divisors = torch.tensor(run.mechanism.expected_batch_sizes)[:, None]
-    assert torch.allclose(grouped_ND, sums_ND / divisors, atol=1e-6)
+    assert torch.allclose(grouped_ND.double(), sums_ND.double() / divisors, atol=1e-6)
 
 
 def test_nothing_unaccounted_is_recorded(tmp_path: Path) -> None:
@@ -340,6 +339,10 @@ def test_dropout_masks_come_from_the_private_stream(tmp_path: Path) -> None:
     run = replace(run, engine=clipping_engine(module, run.task.loss))
     model_ND = torch.ones(4, dim)
     torch.manual_seed(1)
-    first_ND = training.private_gradients(run, model_ND, 0)
+    first_ND = run.private_gradients(model_ND, 0)
     torch.manual_seed(2)  # whoever knows torch's seed knows nothing
-    assert torch.equal(training.private_gradients(run, model_ND, 0), first_ND)
+    assert torch.equal(run.private_gradients(model_ND, 0), first_ND)
+    for secret in (PrivateRandomness.seeded(6, range(4)), PrivateRandomness.fresh(range(4))):
+        full = replace(run.mechanism, expected_batch_sizes=run.mechanism.num_examples)  # the same batch for every key
+        ours, theirs = (replace(run, mechanism=full, private=key) for key in (run.private, secret))
+        assert not torch.allclose(ours.private_gradients(model_ND, 0), theirs.private_gradients(model_ND, 0), rtol=1e-3)

@@ -26,6 +26,7 @@ from dpcsgp.errors import CheckpointError, DivergenceError
 from dpcsgp.network import Traffic
 from dpcsgp.privacy import Budget, ClippingEngine, GaussianMechanism, LedgerBook, PrivateGradients
 from dpcsgp.privacy.clipping import CheckedEngine
+from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.private_gradients import Augment
 from dpcsgp.privacy.row_checks import engine_with_equal_rows
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
@@ -34,7 +35,7 @@ from dpcsgp.tasks import Task
 
 WATCHED_EVALUATIONS = 5
 RESERVED_KEYS = ("epsilon_nodes", "bytes_sent_nodes")  # per node like metrics, but not measured on test data
-_CHECKED_ROWS = 4
+_CHECKED_ROWS = 64
 MANY_NODES = 32  # above this, intermediate evaluations look at a sample of the nodes
 
 
@@ -160,11 +161,17 @@ def train(
 
 
 def _with_equal_rows(run: Run) -> Run:
-    """Check the engine before anything is released; pass fewer rows at a time where that is needed."""
+    """Check the engine before anything is released; take a slower one, or fixed places, where that is needed."""
     if not isinstance(run.engine, CheckedEngine) or not any(run.mechanism.num_examples):
         return run
+
+    def nodes_by_shape(fixed: bool) -> dict[PassShape, int]:
+        groups = replace(run.mechanism, fixed_places=fixed).rows_of_same_shape()
+        return {shape: len(rows) for shape, rows in groups.items()}
+
     public = run.task.public_rows(_CHECKED_ROWS)
-    return replace(run, engine=engine_with_equal_rows(run.engine, run.anchor_D, public, run.mechanism))
+    engine, fixed = engine_with_equal_rows(run.engine, run.anchor_D, public, nodes_by_shape)
+    return replace(run, engine=engine, mechanism=replace(run.mechanism, fixed_places=fixed))
 
 
 def _rescue(run: Run, progress: Progress) -> None:

@@ -1,8 +1,7 @@
-"""Random views: right images, fixed by the example's number, and exact gradients through the training loop."""
+"""Random views: right images, drawn in private, and exact gradients through the training loop."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,16 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator
 from dpcsgp.own_task import OwnData
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.randomness import PublicRandomness
+from dpcsgp.randomness import PrivateRandomness
 from dpcsgp.tasks import Augmentation
 from dpcsgp.tasks.supervised import LOSSES
 
 IMAGES = torch.arange(2 * 7 * 2 * 8 * 16, dtype=torch.float32).add(1).view(2, 7, 2, 8, 16)  # no zeros: they are margins
-NUMBERS = torch.arange(7).expand(2, -1)
-
-
-def make(spec: str, views: int = 3, seed: int = 0) -> Augmentation:
-    return Augmentation(spec, views, (7, 7), PublicRandomness(seed, [4, 9]))
+SECRETS = PrivateRandomness.seeded(0, [4, 9])
 
 
 def test_flips_are_mirror_images_and_both_occur() -> None:
-    views = make("flip", 8)(IMAGES, NUMBERS, 5)
+    views = Augmentation("flip", 8)(IMAGES, SECRETS, 5)
     assert views.shape == (2, 7, 8, 2, 8, 16)
     same = (views == IMAGES[:, :, None]).flatten(3).all(-1)
     mirrored = (views == IMAGES[:, :, None].flip(-1)).flatten(3).all(-1)
@@ -39,7 +34,7 @@ def test_flips_are_mirror_images_and_both_occur() -> None:
 
 
 def test_crops_are_shifts_by_up_to_an_eighth_of_each_side() -> None:
-    views = make("crop", 64)(IMAGES, NUMBERS, 5).flatten(0, 1)
+    views = Augmentation("crop", 64)(IMAGES, SECRETS, 5).flatten(0, 1)
     shifts = set()
     for image, found in zip(IMAGES.flatten(0, 1), views, strict=True):
         padded = nn.functional.pad(image, (2, 2, 1, 1))
@@ -53,22 +48,26 @@ def test_crops_are_shifts_by_up_to_an_eighth_of_each_side() -> None:
     assert len(shifts) == 15
 
 
-def test_views_belong_to_the_example_not_to_its_place() -> None:
-    """With a public seed, one more example in a batch must not change the views of the others."""
-    augment = make("crop-flip")
-    whole = augment(IMAGES, NUMBERS, 5)
-    some = torch.tensor([[6, 1, 4], [0, 2, 3]])
-    chosen = torch.stack([IMAGES[node][some[node]] for node in range(2)])
-    part = augment(chosen, some, 5)
-    assert all(torch.equal(part[node], whole[node][some[node]]) for node in range(2))
-    assert not torch.equal(augment(IMAGES, NUMBERS, 6), whole)
-    assert not torch.equal(make("crop-flip", seed=1)(IMAGES, NUMBERS, 5), whole)
+def test_views_follow_the_secret_key_the_node_and_the_step() -> None:
+    """Nobody who knows the public seed can tell which view an example got."""
+    augment = Augmentation("crop-flip", 3)
+    same_twice = torch.stack([IMAGES[0], IMAGES[0]])
+    whole = augment(same_twice, SECRETS, 5)
+    assert torch.equal(augment(same_twice, SECRETS, 5), whole)
+    assert not torch.equal(whole[0], whole[1])
+    assert not torch.equal(augment(same_twice, SECRETS, 6), whole)
+    assert not torch.equal(augment(same_twice, PrivateRandomness.seeded(1, [4, 9]), 5), whole)
+    fresh = [augment(same_twice, PrivateRandomness.fresh([4, 9]), 5) for _ in range(2)]
+    assert not torch.equal(*fresh)
 
 
-def test_one_view_has_no_axis_and_nodes_without_data_are_padding() -> None:
-    assert make("crop", 1)(IMAGES, NUMBERS, 0).shape == IMAGES.shape
-    empty = replace(make("crop", 2), num_examples=(7, 0))
-    assert empty(IMAGES, NUMBERS * torch.tensor([[1], [0]]), 0).shape == (2, 7, 2, 2, 8, 16)
+def test_more_places_do_not_change_the_views_of_the_first() -> None:
+    augment = Augmentation("crop-flip", 2)
+    assert torch.equal(augment(IMAGES[:, :3], SECRETS, 5), augment(IMAGES, SECRETS, 5)[:, :3])
+
+
+def test_one_view_has_no_axis() -> None:
+    assert Augmentation("crop", 1)(IMAGES, SECRETS, 0).shape == IMAGES.shape
 
 
 def small_images(config: Config, tmp_path: Path) -> training.Run:
@@ -89,10 +88,13 @@ def test_gradients_are_averaged_over_views_and_then_clipped(tmp_path: Path, view
     settings = {
         "task.name": "own", "task.augmentation": "crop-flip", "task.augmentation_multiplicity": views,
         "graph.num_nodes": 2, "privacy.expected_batch_size": [5, 8], "privacy.noise": "none", "privacy.clip_norm": 0.7,
+        "privacy.seed": 3,
     }  # fmt: skip
     run = small_images(change_config(load_config(), settings), tmp_path)
     model_ND = run.anchor_D.expand(2, -1).clone()
-    ours_ND = training.private_gradients(run, model_ND, step=3)
+    ours_ND = run.private_gradients(model_ND, step=3)
+    indices_NE, _ = run.mechanism.draw(3, run.private, [True, True])
+    assert run.augment is not None
     module, layout = run.task.module, ParameterLayout.of(run.task.module)
 
     def example_loss(values: dict[str, Tensor], images: Tensor, target: Tensor) -> Tensor:
@@ -100,9 +102,8 @@ def test_gradients_are_averaged_over_views_and_then_clipped(tmp_path: Path, view
         return nn.functional.cross_entropy(outputs, target.expand(len(images)), reduction="none").mean()
 
     for node, size in enumerate((5, 8)):
-        numbers = torch.arange(8).clamp_max(size - 1).expand(2, -1)
-        inputs, targets = run.task.examples(numbers)
-        images = run.augment(inputs, numbers, 3)[node, :size].view(size, views, 1, 8, 8)
+        inputs, targets = run.task.examples(indices_NE)
+        images = run.augment(inputs, run.private, 3)[node, :size].view(size, views, 1, 8, 8)
         values = {name: value[0] for name, value in layout.views(run.anchor_D[None]).items()}
         parts = vmap(grad(example_loss), in_dims=(None, 0, 0))(values, images, targets[node, :size])
         gradients_ED = torch.cat([parts[name].flatten(1) for name in layout.names], dim=1)

@@ -333,9 +333,12 @@ def _chunks(num_places: int, rows: int) -> Iterator[slice]:
 
 
 def _filled(part: Tensor, rows: int) -> Tensor:
-    """Return the rows of a chunk, blank ones added where the last chunk of a pass is short."""
+    """Return the rows of a chunk, blank ones added where the last chunk of a pass is short.
+
+    In memory of their own: kernels also round by how their operands are aligned.
+    """
     if len(part) == rows:
-        return part
+        return part.clone()
     return torch.cat([part, part.new_zeros(rows - len(part), *part.shape[1:])])
 
 

@@ -3,8 +3,7 @@
 A release is `(clipped sum over a random batch + noise) / expected batch size`. The drawn batch, its size, the raw
 gradients and the clipped sum never leave `privacy/`.
 
-Drawn examples take places in random order, and the number of places is public (see `passes`): a data set with one example
-less differs, in law, by one hole that the last example fills.
+Which places the drawn examples take is random, and how many places there are is public (see `passes`).
 
 Legend: N hosted nodes, E places for examples, D coordinates.
 """
@@ -37,7 +36,8 @@ class GaussianMechanism:
 
     `num_examples` are declared, public constants. Poisson sampling takes each example with probability
     `expected_batch_size / num_examples`; uniform sampling draws exactly `expected_batch_size` examples without
-    replacement. The divisor is `expected_batch_size`, never the drawn size.
+    replacement. The divisor is `expected_batch_size`, never the drawn size. `fixed_places` is for engines whose rows depend
+    on their place (see `passes`).
     """
 
     clip_norm: float
@@ -45,6 +45,7 @@ class GaussianMechanism:
     expected_batch_sizes: tuple[int, ...]
     num_examples: tuple[int, ...]
     sampling: Sampling = "poisson"
+    fixed_places: bool = False
 
     def __post_init__(self) -> None:
         if not self.clip_norm > 0:
@@ -68,7 +69,7 @@ class GaussianMechanism:
     def shapes(self) -> tuple[PassShape, ...]:
         """The public shape of each node's passes."""
         sizes = zip(self.expected_batch_sizes, self.num_examples, strict=True)
-        return tuple(pass_shape(max(batch, 1), total, self.sampling) for batch, total in sizes)
+        return tuple(pass_shape(max(batch, 1), total, self.sampling, self.fixed_places) for batch, total in sizes)
 
     def rows_of_same_shape(self) -> dict[PassShape, list[int]]:
         """Return the nodes that share passes."""
@@ -95,18 +96,22 @@ class GaussianMechanism:
         return sum_ND.div_(divisors_N1.clamp_(min=1))  # a node without data has zeros to divide
 
     def draw(self, step: int, random: PrivateRandomness, active: Sequence[bool]) -> tuple[Tensor, Tensor]:
-        """Draw each active node's batch: local example numbers (N, E) in random order, and which places are taken."""
+        """Draw each active node's batch: local example numbers (N, E) in random places, and which places are taken."""
         drawn = [
             self._draw_row(step, random, row) if is_active else np.zeros(0, dtype=np.int64)
             for row, is_active in enumerate(active)
         ]
-        widths = (shape.width(len(indices)) for shape, indices in zip(self.shapes, drawn, strict=True))
-        width = max(widths, default=0)
-        indices_NE = np.zeros((len(drawn), width), dtype=np.int64)
-        present_NE = np.zeros((len(drawn), width), dtype=bool)
+        widths = [shape.width(len(indices)) for shape, indices in zip(self.shapes, drawn, strict=True)]
+        indices_NE = np.zeros((len(drawn), max(widths, default=0)), dtype=np.int64)
+        present_NE = np.zeros(indices_NE.shape, dtype=bool)
         for row, indices in enumerate(drawn):
-            indices_NE[row, : len(indices)] = indices
-            present_NE[row, : len(indices)] = True
+            count = len(indices)
+            if self.shapes[row].fixed:
+                places = _random_order(widths[row], step, random, row)[:count]
+            else:
+                places, indices = np.arange(count), indices[_random_order(count, step, random, row)]
+            indices_NE[row, places] = indices
+            present_NE[row, places] = True
         return torch.from_numpy(indices_NE), torch.from_numpy(present_NE)
 
     def _draw_row(self, step: int, random: PrivateRandomness, row: int) -> np.ndarray:
@@ -115,11 +120,9 @@ class GaussianMechanism:
             # Rounded down, so that an example is never likelier than the rate that the event states.
             threshold = (batch << 32) // total
             words = random.row_bytes("sampling", step, row, 4 * total).view(np.uint32)
-            drawn = np.flatnonzero(words < threshold) if threshold < 2**32 else np.arange(total)
-        else:
-            words = random.row_bytes("sampling", step, row, 8 * total).view(np.uint64)
-            drawn = np.argpartition(words, batch - 1)[:batch]
-        return drawn[_random_order(len(drawn), step, random, row)]
+            return np.flatnonzero(words < threshold) if threshold < 2**32 else np.arange(total)
+        words = random.row_bytes("sampling", step, row, 8 * total).view(np.uint64)
+        return np.argpartition(words, batch - 1)[:batch]
 
 
 def _random_order(count: int, step: int, random: PrivateRandomness, row: int) -> np.ndarray:

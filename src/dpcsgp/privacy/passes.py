@@ -5,10 +5,16 @@ bit decides an example's whole gradient. So every pass runs on a number of rows 
 drawn examples fill some of its places, blank rows (zeros that count for nothing) the others, and what one example
 contributes does not depend on how many others were drawn.
 
-A sum of K float32 products in any order is off by at most K 2^-24 of the sum of their sizes. Drawn examples lie in random
-order, so a data set with one example less differs, in law, by one hole that the last example fills: at most two chunks
-and two passes change, on two sides. That is where the factors of four below come from; `docs/privacy-proof.md` has the
-proof.
+Which places the drawn examples take is random. There are two ways, and a check at the start decides (`row_checks`):
+
+* Where a row's bits do not depend on its place, examples lie side by side in random order. A data set with one example less
+  then differs, in law, by one hole that the last example fills.
+* Where they do, examples take random places among a fixed number that is hardly ever exceeded, and one example less is one
+  hole more: all others stay where they are.
+
+A sum of K float32 products in any order is off by at most K 2^-24 of the sum of their sizes. At most two chunks and two
+passes change between neighbouring data sets, on two sides: that is where the factors of four below come from;
+`docs/privacy-proof.md` has the proof.
 
 Legend: P places of a node in a pass, C chunks of R rows that make up a pass (P = C R), T positions an example passes
 through a layer.
@@ -21,11 +27,12 @@ from dataclasses import dataclass
 from typing import Final, final
 
 UNIT: Final = 2.0**-24  # unit of rounding of float32
-SUM_SLACK: Final = 0.021  # what rounding may add to a neighbouring pair of sums, as a share of the clip norm
+SUM_SLACK: Final = 0.0222  # what rounding may add to a neighbouring pair of sums, as a share of the clip norm
+OVERFLOW: Final = 1e-15  # probability that a Poisson batch exceeds fixed places; every such release adds it to delta
 MOST_ROWS: Final = 256  # of a chunk
-MOST_CHUNKS: Final = 9  # of a pass
+MOST_CHUNKS: Final = 10  # of a pass
 _SECOND_ORDER: Final = 1.01  # for terms such as (K 2^-24)^2, and for factors that were rounded themselves
-_STEPS_PER_OCTAVE: Final = 8
+_QUANTUM: Final = 16  # rows of a chunk are a multiple of it: no vector register is filled by half
 _DEVIATIONS: Final = 3.0
 
 
@@ -34,12 +41,14 @@ _DEVIATIONS: Final = 3.0
 class PassShape:
     """How many places a node has: `passes` passes of `chunks` chunks of `rows` rows, all public.
 
-    Chunks of a pass are summed in float32, passes in double precision.
+    Chunks of a pass are summed in float32, passes in double precision. With `fixed`, drawn examples take random places and
+    keep them; otherwise they lie side by side.
     """
 
     rows: int = 64
     chunks: int = 1
     passes: int = 1
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         assert 1 <= self.rows <= MOST_ROWS and 1 <= self.chunks <= MOST_CHUNKS and self.passes >= 1
@@ -54,33 +63,45 @@ class PassShape:
         return self.places * max(self.passes, math.ceil(drawn / self.places))
 
 
-def pass_shape(expected_batch: int, num_examples: int, sampling: str) -> PassShape:
-    """Return the shape of a node's passes: nearly always they hold the drawn batch.
+def pass_shape(expected_batch: int, num_examples: int, sampling: str, fixed: bool = False) -> PassShape:
+    """Return the shape of a node's passes.
 
-    Poisson batches get three standard deviations of room; a larger one needs a further pass of the same shape. Sizes are
-    rounded up to eight per factor of two, so that nodes of like size share passes.
+    Poisson batches get three standard deviations of room, and a larger one needs a further pass of the same shape; fixed
+    places are so many that a batch exceeds them with probability `OVERFLOW` at most.
 
     >>> pass_shape(2048, 6000, "poisson")
-    PassShape(rows=256, chunks=9, passes=1)
-    >>> pass_shape(256, 2048, "poisson")
-    PassShape(rows=160, chunks=2, passes=1)
+    PassShape(rows=240, chunks=9, passes=1, fixed=False)
+    >>> pass_shape(2048, 6000, "poisson", fixed=True).places
+    2400
     """
-    rate = expected_batch / max(num_examples, 1)
-    spread = math.sqrt(expected_batch * max(1 - rate, 0.0)) if sampling == "poisson" else 0.0
-    wanted = min(math.ceil(expected_batch + _DEVIATIONS * spread), max(num_examples, 1))
+    total = max(num_examples, expected_batch)
+    if sampling != "poisson" or expected_batch == total:
+        wanted = expected_batch
+    elif fixed:
+        wanted = _exceeded_hardly_ever(expected_batch, total)
+    else:
+        spread = math.sqrt(expected_batch * (1 - expected_batch / total))
+        wanted = min(math.ceil(expected_batch + _DEVIATIONS * spread), total)
     passes = math.ceil(wanted / (MOST_ROWS * MOST_CHUNKS))
     per_pass = math.ceil(wanted / passes)
-    step = max(16, 2 ** (per_pass.bit_length() - 1) // _STEPS_PER_OCTAVE)
-    places = math.ceil(per_pass / step) * step
-    return PassShape(*_cut(places), passes)
+    chunks = math.ceil(per_pass / MOST_ROWS)
+    rows = math.ceil(per_pass / chunks / _QUANTUM) * _QUANTUM
+    return PassShape(rows, chunks, passes, fixed)
 
 
-def _cut(places: int) -> tuple[int, int]:
-    """Return rows and chunks that make up so many places: the fewest chunks that divide them evenly."""
-    sixteens = places // 16
-    fitting = (count for count in range(1, sixteens + 1) if sixteens % count == 0)
-    chunks = next(count for count in fitting if places <= count * MOST_ROWS)
-    return places // chunks, chunks
+def _exceeded_hardly_ever(expected_batch: int, total: int) -> int:
+    """Return the smallest a with P(more than a of `total` are drawn) <= OVERFLOW, by Chernoff's bound exp(-J KL(a / J, q))."""
+    rate = expected_batch / total
+    low, high = expected_batch, total
+    while low < high:
+        middle = (low + high) // 2
+        share = middle / total
+        rest = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
+        if total * (share * math.log(share / rate) + rest) >= -math.log(OVERFLOW):
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def pass_slack(rows: int, chunks: int) -> float:

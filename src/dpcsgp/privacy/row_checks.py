@@ -1,25 +1,26 @@
-"""Before the first release: does a row contribute the same bits whatever its place and its companions are?
+"""Before the first release: does a row contribute the same bits whatever its companions are, and whatever its place?
 
 The bound on an example's influence rests on it, and it depends on the kernels that this machine picks for this model, so
 it is checked at every start, with the real engine, in the real shapes, on public or random rows. Kernels are chosen by
-shape and not by values, so a few generic rows show every difference; some vector routines take another branch for a
-whole register, so companions with extreme values are tried as well. Where bits differ, fewer rows are passed at a time,
-down to one; where even that does not repeat itself, the run is refused.
+shape, alignment and place, not by values, so rows of generic values show every difference; some vector routines take
+another branch for a whole register, so companions with extreme values are tried as well.
+
+Where a row's place matters, drawn examples take fixed places (see `passes`). Where companions matter, fewer rows are passed
+at a time, down to one. Where even one row does not repeat itself, the run is refused.
 
 Legend: K public rows, N hosted nodes, P places of a pass, D coordinates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dpcsgp.errors import ModelError
 from dpcsgp.privacy.clipping import CheckedEngine
-from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.randomness import torch_seed
 
@@ -28,18 +29,26 @@ Rows = tuple[Tensor, Tensor]
 _EXTREMES: Final = (1e30, float("inf"), float("nan"), -1e30, 1e-40)
 _CLIP: Final = 1.0
 _NEARBY: Final = 0.02
+_JITTER: Final = 0.1
+
+
+class Difference(NamedTuple):
+    """What of a row differs, and with what."""
+
+    name: str
+    kind: Literal["place", "companions"]
 
 
 def engine_with_equal_rows(
-    engine: CheckedEngine, model_D: Tensor, public: Rows, mechanism: GaussianMechanism
-) -> CheckedEngine:
-    """Return the engine, or a slower one, whose rows do not depend on each other in any shape of the mechanism's.
+    engine: CheckedEngine, model_D: Tensor, public: Rows, nodes_by_shape: Callable[[bool], dict[PassShape, int]]
+) -> tuple[CheckedEngine, bool]:
+    """Return the engine, or a slower one, whose rows do not depend on each other, and whether they need fixed places.
 
     Args:
         engine: the engine that the run would use.
         model_D: a public model, such as the initial one.
         public: inputs (K, ...) and targets (K, ...) of some public or random examples.
-        mechanism: says how many nodes pass together, and in which shapes.
+        nodes_by_shape: how many nodes pass together in which shapes, without (False) and with (True) fixed places.
 
     Raises:
         ModelError: where even one row at a time does not repeat itself bit for bit.
@@ -48,83 +57,109 @@ def engine_with_equal_rows(
     with torch_seed(0, "row checks"):
         model_D = model_D + _NEARBY * torch.randn(model_D.shape, dtype=model_D.dtype)
     model_D = model_D.to(public[0].device)
-    quiet = engine.without_chance(public[0])
-    difference: str | None = None
+    quiet, found = engine.without_chance(public[0]), None
     while quiet is not None:
-        difference = _first_difference(quiet, model_D, public, mechanism)
-        if difference is None:
-            return engine
+        found = _first_difference(quiet, model_D, public, nodes_by_shape(False), True)
+        if found is None:
+            return engine, False
+        if found.kind == "place":
+            found = _first_difference(quiet, model_D, public, nodes_by_shape(True), False)
+            if found is None:
+                return engine, True
         slower, quiet = engine.slower(), quiet.slower()
         engine = slower if slower is not None else engine
     raise ModelError(
-        f"model: {difference} does not repeat itself bit for bit, even one example at a time; the bound on an example's "
-        "influence needs that. Use deterministic layers (torch.use_deterministic_algorithms), or another device"
+        f"model: {found.name if found else 'the gradient'} does not repeat itself bit for bit, even one example at a time; the "
+        "bound on an example's influence needs that. Use deterministic layers, or another device"
     )
 
 
-def _first_difference(engine: CheckedEngine, model_D: Tensor, public: Rows, mechanism: GaussianMechanism) -> str | None:
-    for shape, rows in mechanism.rows_of_same_shape().items():
-        for name in _differences(engine, model_D.expand(len(rows), -1).contiguous(), public, shape):
-            return name
-    return None
+def _first_difference(
+    engine: CheckedEngine, model_D: Tensor, public: Rows, nodes_by_shape: dict[PassShape, int], places: bool
+) -> Difference | None:
+    """Return a difference in any of the shapes, one between companions first; places are compared if asked for."""
+    found: list[Difference] = []
+    for shape, num_nodes in nodes_by_shape.items():
+        check = _Check(engine, model_D.expand(num_nodes, -1).contiguous(), public, shape)
+        found += check.companions()
+        if places and not found:
+            found += check.places()
+    return min(found, key=lambda difference: difference.kind, default=None)
 
 
-def _differences(engine: CheckedEngine, models_ND: Tensor, public: Rows, shape: PassShape) -> Iterator[str]:
-    """Yield the names of what differs for one row between places and companions."""
-    num_nodes, places = engine.checked_places(models_ND, public[0], shape)
-    models_ND, present_NP = models_ND[:num_nodes], torch.ones(num_nodes, places, dtype=torch.bool)
-    present_NP = present_NP.to(public[0].device)
-    row, *others = zip(*public, strict=True)
-    others = others or [row]
-    expected: list[tuple[str, Tensor]] = []
-    # The same row in every place: all rows of all layers must agree.
-    for name, rows in engine.rows(models_ND, *_spread(row, num_nodes, places), present_NP, _CLIP, shape):
-        bits = _bits(rows)
-        expected.append((name, bits[:1]))
-        if not torch.equal(bits, bits[:1].expand_as(bits)):
-            yield name
-    # The row in a few places, among others, among extreme ones, and alone.
-    at = sorted({0, places // 2, places - 1})
-    for companions, alone in _companions(row, others, num_nodes, places):
-        inputs, targets = companions
-        present_NP = torch.full_like(present_NP, not alone)
-        for part, value in ((inputs, row[0]), (targets, row[1])):
-            part[:, at] = value
-        present_NP[:, at] = True
+class _Check:
+    """A pass full of different rows, to be compared with passes that hold them elsewhere or among others."""
+
+    def __init__(self, engine: CheckedEngine, models_ND: Tensor, public: Rows, shape: PassShape) -> None:
+        num_nodes, self._places = engine.checked_places(models_ND, public[0], shape)
+        self._engine, self._shape, self._models_ND = engine, shape, models_ND[:num_nodes]
+        with torch_seed(0, "row checks"):
+            self._rows = _different_rows(public, num_nodes, self._places)
+            self._others = _different_rows(public, num_nodes, self._places)
+        self._present_NP = torch.ones(num_nodes, self._places, dtype=torch.bool, device=public[0].device)
+        self._expected = self._run(self._rows, self._present_NP)
+
+    def companions(self) -> Iterator[Difference]:
+        """Yield what differs where every second row has other companions: other rows, extreme ones, none, none at all."""
+        numbers_P = torch.arange(self._places, device=self._present_NP.device)
+        yield from self._compare(self._rows, self._present_NP, numbers_P >= 0)  # does it repeat itself?
+        even_P, middle_P = numbers_P % 2 == 0, numbers_P == self._places // 2
+        yield from self._compare(self._mixed(even_P, self._others), self._present_NP, even_P)
+        for alone_P in (~even_P, middle_P):
+            yield from self._compare(self._rows, alone_P.expand_as(self._present_NP).contiguous(), alone_P)
+        if self._rows[0].is_floating_point():
+            yield from self._compare(self._mixed(even_P, self._extreme()), self._present_NP, even_P)
+
+    def places(self) -> Iterator[Difference]:
+        """Yield what differs where all rows move to other places."""
+        for shift in sorted({1, self._places // 2, self._places // 3 + 1}):
+            moved = (self._rows[0].roll(shift, dims=1), self._rows[1].roll(shift, dims=1))
+            for (name, expected), (_, found) in zip(self._expected, self._run(moved, self._present_NP), strict=True):
+                if not torch.equal(self._by_place(expected).roll(shift, dims=1), self._by_place(found)):
+                    yield Difference(name, "place")
+
+    def _compare(self, rows: Rows, present_NP: Tensor, kept_P: Tensor) -> Iterator[Difference]:
         try:
-            found = engine.rows(models_ND, inputs, targets, present_NP, _CLIP, shape)
-        except Exception:  # an extreme row that model or loss refuse would be left out of the pass
-            continue
-        for (name, first), (_, rows) in zip(expected, found, strict=True):
-            for bits in _at_places(_bits(rows), num_nodes, places, at):
-                if not torch.equal(bits, first.expand_as(bits)):
-                    yield name
+            found = self._run(rows, present_NP)
+        except Exception:  # extreme rows that model or loss refuse would be left out of the pass
+            return
+        for (name, expected), (_, values) in zip(self._expected, found, strict=True):
+            if not torch.equal(self._by_place(expected)[:, kept_P], self._by_place(values)[:, kept_P]):
+                yield Difference(name, "companions")
+
+    def _mixed(self, kept_P: Tensor, others: Rows) -> Rows:
+        inputs, targets = (
+            torch.where(kept_P.view(1, -1, *[1] * (rows.dim() - 2)), rows, other)
+            for rows, other in zip(self._rows, others, strict=True)
+        )
+        return inputs, targets
+
+    def _extreme(self) -> Rows:
+        inputs, targets = self._rows
+        values = torch.tensor([_EXTREMES[place % len(_EXTREMES)] for place in range(self._places)]).to(inputs)
+        return values.view(1, -1, *[1] * (inputs.dim() - 2)).expand_as(inputs), targets
+
+    def _run(self, rows: Rows, present_NP: Tensor) -> list[tuple[str, Tensor]]:
+        inputs, targets = (part.clone(memory_format=torch.contiguous_format) for part in rows)
+        seen = self._engine.rows(self._models_ND, inputs, targets, present_NP, _CLIP, self._shape)
+        return [(name, _bits(values)) for name, values in seen]
+
+    def _by_place(self, bits: Tensor) -> Tensor:
+        """Return (N, P, views of a row, ...) of all nodes' rows one after the other; blank rows at the end are left out."""
+        by_node = bits.unflatten(0, (len(self._models_ND), -1))
+        views = max(1, by_node.shape[1] // self._places)
+        return by_node[:, : views * self._places].unflatten(1, (self._places, views))
 
 
-def _spread(row: Rows, num_nodes: int, places: int) -> Rows:
-    inputs, targets = (part.expand(num_nodes, places, *part.shape).clone() for part in row)
-    return inputs, targets
-
-
-def _companions(row: Rows, others: list[Rows], num_nodes: int, places: int) -> Iterator[tuple[Rows, bool]]:
-    """Yield batches of companions, and whether they are absent."""
-    filled = [others[place % len(others)] for place in range(places)]
-    inputs, targets = (
-        torch.stack(part).expand(num_nodes, places, *part[0].shape) for part in zip(*filled, strict=True)
-    )
-    yield (inputs.clone(), targets.clone()), False
-    yield (inputs.clone(), targets.clone()), True
+def _different_rows(public: Rows, num_nodes: int, places: int) -> Rows:
+    """Return (N, P, ...) rows: public ones in random order, each a little different if its values allow that."""
+    inputs, targets = public
+    which_NP = torch.randint(len(inputs), (num_nodes, places), device=inputs.device)
+    chosen = inputs[which_NP]
     if inputs.is_floating_point():
-        values = torch.tensor([_EXTREMES[place % len(_EXTREMES)] for place in range(places)]).to(inputs)
-        yield (inputs * 0 + values.view(1, places, *[1] * (inputs.dim() - 2)), targets.clone()), False
-
-
-def _at_places(bits: Tensor, num_nodes: int, places: int, at: list[int]) -> Iterator[Tensor]:
-    """Yield the rows (its views) of every node's chosen places, out of all nodes' rows one after the other."""
-    by_node = bits.unflatten(0, (num_nodes, -1))
-    views = max(1, by_node.shape[1] // places)
-    for place in at:
-        yield by_node[:, place * views : (place + 1) * views].flatten(0, 1)
+        scale = inputs.abs().mean().clamp_min(1e-3)
+        chosen = chosen + _JITTER * scale * torch.randn(chosen.shape).to(chosen)
+    return chosen, targets[which_NP]
 
 
 def _bits(rows: Tensor) -> Tensor:
