@@ -72,5 +72,6 @@ def test_three_hosts_report_the_bytes_that_the_system_counts(tmp_path: Path) -> 
     assert summaries[0]["accuracy_node_min"] > 0.8
     assert summaries[0]["private"] is True
     for host in range(3):  # no shared disk: every host has its own ledger and its own model
-        assert [path.name for path in (tmp_path / f"host-{host}" / "ledger").iterdir()] == [f"node-{host:04d}.jsonl"]
+        ledgers = (tmp_path / f"host-{host}" / "ledger").glob("*.jsonl")
+        assert [path.name for path in ledgers] == [f"node-{host:04d}.jsonl"]
         assert load_file(tmp_path / f"host-{host}" / "model.safetensors")["node_models"].shape[0] == 1

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpcsgp.cli.ledger import ExpectHead, expected_heads
 from dpcsgp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dpcsgp.privacy.ledger import LedgerContents
+    from dpcsgp.privacy.ledger import LedgerContents, LedgerHead
 
 EXAMPLES = """
 Examples:
@@ -45,6 +47,7 @@ def account(
     ] = False,
     num_examples: Annotated[int | None, typer.Option(help="Examples per node, for --paper.")] = None,
     c2: Annotated[float, typer.Option(help="The constant of Proposition 1, for --paper.")] = 1.0,
+    expect_head: ExpectHead = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Compute eps: of ledgers, of planned releases, or the noise for a wanted eps."""
@@ -58,7 +61,9 @@ def account(
             raise ConfigError(
                 f"{extra[0]}: not used with ledgers, which hold it; leave it out or leave out the ledgers"
             )
-        answer = _of_ledgers(ledgers, delta)
+        answer = _of_ledgers(ledgers, delta, expected_heads(expect_head))
+    elif expect_head:
+        raise ConfigError("--expect-head: give the ledgers that must contain it, such as runs/first")
     elif paper:
         _require(planned, "--epsilon", "--num-examples", "--steps", "--paper")
         assert epsilon is not None
@@ -83,12 +88,12 @@ def _require(planned: dict[str, Any], *names: str) -> None:
         raise ConfigError(f"{missing[0]}: needed with {reason}; see `dpcsgp account --help` for examples")
 
 
-def _of_ledgers(paths: list[Path], delta: float | None) -> dict[str, Any]:
+def _of_ledgers(paths: list[Path], delta: float | None, heads: Sequence[LedgerHead] = ()) -> dict[str, Any]:
     """Compose all releases per node."""
     from dpcsgp.privacy.accounting import composed_epsilon, composed_relation
     from dpcsgp.privacy.ledger import common_delta, read_ledgers, releases_by_node
 
-    ledgers = read_ledgers(paths)
+    ledgers = read_ledgers(paths, heads)
     delta = common_delta(delta, [ledger.header for ledger in ledgers])
     nodes = []
     for node, releases in releases_by_node(ledgers).items():
@@ -96,7 +101,7 @@ def _of_ledgers(paths: list[Path], delta: float | None) -> dict[str, Any]:
         nodes.append(
             {
                 "node": node,
-                "runs": len(own),
+                "runs": len({ledger.header.run_id for ledger in own}),
                 "releases": sum(count for _, count in releases),
                 "epsilon": composed_epsilon(releases, delta),
                 "neighbouring_relation": composed_relation(releases),
@@ -119,10 +124,28 @@ def _notes(ledgers: list[LedgerContents]) -> list[str]:
         for ledger in ledgers
         if ledger.torn_event is not None
     ]
+    notes += _fork_notes(ledgers)
     if not all(ledger.header.private for ledger in ledgers):
         notes.append(
             "some noise came from a seed: whoever knows it can subtract the noise, so these releases are not private"
         )
+    return notes
+
+
+def _fork_notes(ledgers: list[LedgerContents]) -> list[str]:
+    """Name what was added because one run was continued, or started, more than once."""
+    notes = [
+        f"fork: {fork.path} continues a copy of {ledger.path} after {fork.common} releases; its "
+        f"{fork.own} further releases are added"
+        for ledger in ledgers
+        for fork in ledger.forks
+    ]
+    first: dict[tuple[str, int], LedgerContents] = {}
+    for ledger in ledgers:
+        other = first.setdefault((ledger.header.run_id, ledger.header.node), ledger)
+        if other is not ledger:
+            both = f"{ledger.path} and {other.path}"
+            notes.append(f"{both} are of one run and node but share no line; both are added")
     return notes
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dpcsgp.cli.ledger import ExpectHead, check_expected
+
 
 def launch(
     config_file: Annotated[Path | None, typer.Argument(help="TOML file; without it the defaults are used.")] = None,
@@ -17,6 +19,7 @@ def launch(
     out: Annotated[Path | None, typer.Option(help="Results folder; default: a new one under runs/.")] = None,
     processes: Annotated[int | None, typer.Option(help="Number of processes; default: one per node.", min=1)] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the --out folder.")] = False,
+    expect_head: ExpectHead = None,
     allow_divergence: Annotated[
         bool, typer.Option("--allow-divergence", help="Run even if gossip is known to diverge.")
     ] = False,
@@ -38,6 +41,7 @@ def launch(
     """
     from dpcsgp.cli.launcher import launch_session
 
+    check_expected(out, resume, expect_head)
     summary = launch_session(config_file, settings or [], out, processes, resume, allow_divergence, quiet=as_json)
     if as_json:
         typer.echo(json.dumps(summary))

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from dpcsgp.cli import account, audit, benchmark, data, demo, doctor, launch, plan, report, reproduce, run
+from dpcsgp.cli import account, audit, benchmark, data, demo, doctor, launch, ledger, plan, report, reproduce, run
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.memory import keep_freed_memory
 
@@ -30,6 +30,7 @@ cli.command("audit")(audit.audit)
 cli.command("report")(report.report)
 cli.command("benchmark")(benchmark.benchmark)
 cli.command("reproduce")(reproduce.reproduce)
+cli.add_typer(ledger.app, name="ledger")
 cli.add_typer(data.app, name="data")
 
 

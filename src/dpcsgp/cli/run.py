@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dpcsgp.cli.ledger import ExpectHead, check_expected
+
 EXAMPLES = """
 Examples:
 
@@ -26,6 +28,7 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Results folder; default: a new one under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the --out folder.")] = False,
+    expect_head: ExpectHead = None,
     allow_divergence: Annotated[
         bool, typer.Option("--allow-divergence", help="Run even if gossip is known to diverge.")
     ] = False,
@@ -41,6 +44,7 @@ def run(
     from dpcsgp.cli.session import run_session
     from dpcsgp.network.torch_distributed import Place
 
+    check_expected(out, resume, expect_head)
     place = Place.from_environment()
     if place is None:
         summary = run_session(config_file, settings or [], out, resume, allow_divergence, as_json, tensorboard)

@@ -11,7 +11,15 @@ from dpcsgp.privacy.accounting import (
 )
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping import ClippingEngine, clipping_engine
-from dpcsgp.privacy.ledger import Ledger, LedgerBook, read_ledgers, releases_by_node
+from dpcsgp.privacy.ledger import (
+    Ledger,
+    LedgerBook,
+    LedgerHead,
+    check_heads,
+    ledger_heads,
+    read_ledgers,
+    releases_by_node,
+)
 from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.privacy.private_gradients import PrivateGradients
 
@@ -22,11 +30,14 @@ __all__ = [
     "PrivateGradients",
     "Ledger",
     "LedgerBook",
+    "LedgerHead",
     "ReleaseEvent",
     "calibrate_noise",
+    "check_heads",
     "clipping_engine",
     "composed_epsilon",
     "epsilon",
+    "ledger_heads",
     "neighbouring_relation",
     "paper_noise_multiplier",
     "read_ledgers",

@@ -3,38 +3,64 @@
 One append-only file per node (see `ledger_format`). `record` returns after the operating system has put the line on the
 disk. The head (last checksum) and count go into the checkpoint, so that an edited or shortened ledger is refused on
 resume. The owner of the machine can rewrite everything; a ledger protects from accidents and from forgetting.
+
+Whoever appends has locked a file beside the ledger (see `ledger_disk`) before the first read and
+keeps the lock to the end: creation, reading and repair of a torn record are all done by one process.
+Reading alone needs no lock.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from dpcsgp.errors import ConfigError, LedgerError
+from dpcsgp.errors import LedgerError
 from dpcsgp.files import write_atomically
 from dpcsgp.privacy.accounting import composed_epsilon
 from dpcsgp.privacy.events import ReleaseEvent
+from dpcsgp.privacy.ledger_disk import (
+    LedgerLock,
+    allow_open_files,
+    lock_in_order,
+    open_to_append,
+    sync,
+    sync_folder,
+    write_error,
+)
 from dpcsgp.privacy.ledger_format import (
     GENESIS,
+    Fork,
     LedgerContents,
     LedgerHeader,
     encode_line,
-    ledger_files,
+    new_start,
     read_ledger,
     release_record,
     torn_record,
 )
+from dpcsgp.privacy.ledger_reading import (
+    LedgerHead,
+    check_heads,
+    common_delta,
+    ledger_heads,
+    read_ledgers,
+    releases_by_node,
+)
 
 __all__ = [
+    "Fork",
     "Ledger",
     "LedgerBook",
     "LedgerContents",
+    "LedgerHead",
     "LedgerHeader",
+    "check_heads",
     "common_delta",
+    "ledger_heads",
     "read_ledger",
     "read_ledgers",
     "releases_by_node",
@@ -43,93 +69,61 @@ __all__ = [
 _MOST_THREADS = 16
 
 
-def _sync(descriptor: int) -> None:
-    """Wait until the file is on the disk itself, not only in the disk's cache (macOS asks for it by another name)."""
-    try:
-        import fcntl
-
-        full_sync: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-        if full_sync is not None:
-            fcntl.fcntl(descriptor, full_sync)
-            return
-    except ImportError:
-        pass
-    os.fsync(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    """Keep a second process from appending to the same chain; released when the file is closed or the process dies."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise LedgerError(
-            f"ledger {path} is in use by another process; wait for it or choose another --out folder"
-        ) from error
-
-
-def _write_error(path: Path, error: OSError) -> LedgerError:
-    return LedgerError(
-        f"cannot write ledger {path}: {error.strerror}; free space or choose a writable --out folder. "
-        "What was recorded before is intact, and nothing was sent"
-    )
-
-
 @final
 class Ledger:
     """The ledger of one node, open for appending; make one with `create` or `open`."""
 
-    def __init__(self, contents: LedgerContents) -> None:
-        self._contents, self._path = contents, contents.path
-        self._last_attempt, self._size = contents.last_attempt, contents.whole_bytes
+    def __init__(self, lock: LedgerLock, start: str) -> None:
+        self._lock, self._path, self.start = lock, lock.ledger, start
+        self._descriptor: int | None = None
         try:
-            self._descriptor: int | None = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        except OSError as error:
-            raise _write_error(self._path, error) from error
-        try:
-            _lock(self._descriptor, self._path)
-        except LedgerError:
+            self._descriptor = open_to_append(self._path)
+            self._contents = self._verified()
+        except BaseException:
             self.close()
             raise
+        self._last_attempt, self._size = self._contents.last_attempt, self._contents.whole_bytes
 
     @classmethod
     def create(cls, path: Path, header: LedgerHeader) -> Ledger:
         """Start a ledger; the header and the folder entry are on disk when this returns."""
+        (lock,) = lock_in_order([path])
         if path.exists():
+            lock.release()
             raise LedgerError(f"ledger {path} exists already; resume the run or choose another --out folder")
-        line, _ = encode_line(header.as_record(), GENESIS)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, line)
-            for folder in path.parents[1:4]:  # the run's own folder may be as new as the ledger
-                _sync_folder(folder)
-        except OSError as error:
-            raise _write_error(path, error) from error
-        return cls.open(path)
+        return cls.under(lock, header)
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
         """Verify a ledger and open it for appending; a torn last record stays as a release that counts as spent."""
-        contents = read_ledger(path)
-        if contents.torn_event is not None:
-            line, _ = encode_line(torn_record(contents.torn_event), contents.head)
-            try:
-                write_atomically(path, path.read_bytes()[: contents.whole_bytes] + line)
-            except OSError as error:
-                raise _write_error(path, error) from error
-            contents = read_ledger(path)
-        return cls(contents)
+        return cls(LedgerLock(path), new_start())
+
+    @classmethod
+    def under(cls, lock: LedgerLock, header: LedgerHeader) -> Ledger:
+        """Open the ledger that is locked, or start it if there is none; `close` unlocks it."""
+        start = new_start()
+        try:
+            if not lock.ledger.exists():
+                _write_header(lock.ledger, header, start)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(lock, start)
+
+    def _verified(self) -> LedgerContents:
+        """Read the ledger; a torn last record is replaced, in a new file of the same name."""
+        contents = read_ledger(self._path)
+        if contents.torn_event is None:
+            return contents
+        record = torn_record(self.start, contents.torn_event, contents.torn)
+        line, _ = encode_line(record, contents.head)
+        try:
+            write_atomically(self._path, self._path.read_bytes()[: contents.whole_bytes] + line)
+        except OSError as error:
+            raise write_error(self._path, error) from error
+        replaced, self._descriptor = self._open_descriptor(), open_to_append(self._path)
+        os.close(replaced)
+        return read_ledger(self._path)
 
     @property
     def header(self) -> LedgerHeader:
@@ -159,14 +153,15 @@ class Ledger:
     def write(self, step: int, attempt: int, event: ReleaseEvent) -> None:
         """Hand one release to the operating system; it counts only after `sync`."""
         descriptor = self._open_descriptor()
-        line, digest = encode_line(release_record(int(step), int(attempt), event), self.head)
+        record = release_record(self.start, int(step), int(attempt), event)
+        line, digest = encode_line(record, self.head)
         try:
             written = os.write(descriptor, line)
             while written < len(line):
                 written += os.write(descriptor, line[written:])
         except OSError as error:
             self._give_up()
-            raise _write_error(self._path, error) from error
+            raise write_error(self._path, error) from error
         self._size += len(line)
         self._contents.append(event, digest)
         self._last_attempt = max(self._last_attempt, int(attempt))
@@ -174,10 +169,10 @@ class Ledger:
     def sync(self) -> None:
         """Wait until everything written is on the disk."""
         try:
-            _sync(self._open_descriptor())
+            sync(self._open_descriptor())
         except OSError as error:
             self.close()  # what is on disk is unknown now; reopening reads and verifies it
-            raise _write_error(self._path, error) from error
+            raise write_error(self._path, error) from error
 
     def releases(self) -> list[tuple[ReleaseEvent, int]]:
         """Return each kind of release with its count."""
@@ -197,9 +192,10 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file and let other processes have it."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+        self._lock.release()
 
     def _open_descriptor(self) -> int:
         if self._descriptor is None:
@@ -211,7 +207,7 @@ class Ledger:
         descriptor = self._open_descriptor()
         try:
             os.ftruncate(descriptor, self._size)
-            _sync(descriptor)
+            sync(descriptor)
         except OSError:
             pass
         finally:
@@ -246,30 +242,25 @@ class LedgerBook:
         private: bool = True,
     ) -> None:
         self.nodes = tuple(nodes)
+        self._ledgers: dict[int, Ledger] = {}
+        allow_open_files(2 * len(self.nodes))
+        paths = [folder / f"node-{node:04d}.jsonl" for node in self.nodes]
+        locks = {lock.ledger: lock for lock in lock_in_order(paths)}
         self._pool = ThreadPoolExecutor(min(_MOST_THREADS, len(self.nodes) or 1), thread_name_prefix="ledger")
-        _allow_open_files(len(self.nodes))
 
-        def start(row: int) -> Ledger:
-            path = folder / f"node-{self.nodes[row]:04d}.jsonl"
-            delta = float(deltas[row]) if deltas else None
-            header = LedgerHeader(run_id, self.nodes[row], config, delta, events[row] if events else None, private)
-            ledger = Ledger.open(path) if path.exists() else Ledger.create(path, header)
-            if (ledger.header.run_id, ledger.header.node) != (run_id, self.nodes[row]):
-                ledger.close()
-                raise LedgerError(
-                    f"ledger {path} belongs to run {ledger.header.run_id}, node {ledger.header.node}, not to run {run_id}; "
-                    "choose another --out folder"
-                )
-            if ledger.header.private != private:
-                ledger.close()
-                before, now = ("fresh", "seeded") if ledger.header.private else ("seeded", "fresh")
-                raise LedgerError(
-                    f"ledger {path} was started with {before} noise and this run has {now} noise (privacy.seed); continue as "
-                    "it was started, or choose another --out folder"
-                )
-            return ledger
+        def start(row: int) -> None:
+            delta, event = float(deltas[row]) if deltas else None, events[row] if events else None
+            header = LedgerHeader(run_id, self.nodes[row], config, delta, event, private)
+            self._ledgers[self.nodes[row]] = Ledger.under(locks[paths[row]], header)
+            _refuse_foreign(paths[row], self._ledgers[self.nodes[row]].header, header)
 
-        self._ledgers = dict(zip(self.nodes, self._all(start, range(len(self.nodes))), strict=True))
+        try:
+            self._all(start, range(len(self.nodes)))
+        except BaseException:
+            self.close()
+            raise
+        # Threads end in any order.
+        self._ledgers = {node: self._ledgers[node] for node in self.nodes}
 
     def record(self, step: int, attempt: int, events_by_node: Mapping[int, ReleaseEvent]) -> None:
         """Append one release for each of these nodes; all are on disk when this returns."""
@@ -324,46 +315,26 @@ class LedgerBook:
         return [future.result() for future in futures]
 
 
-def read_ledgers(paths: Path | str | Iterable[Path | str]) -> list[LedgerContents]:
-    """Read and verify ledgers from files, `ledger` folders or results folders; copies of one ledger count once."""
-    given = [paths] if isinstance(paths, Path | str) else list(paths)
-    kept: dict[tuple[str, int], LedgerContents] = {}
-    for path in given:
-        for file in ledger_files(Path(path)):
-            found = read_ledger(file)
-            key = found.header.run_id, found.header.node
-            other = kept.setdefault(key, found)
-            shorter, longer = sorted((other, found), key=lambda ledger: (len(ledger.digests), ledger.count))
-            if not longer.continues(shorter.head, len(shorter.digests) // 16 - 1):
-                raise LedgerError(f"{other.path} and {found.path} claim to be run {key[0]}, node {key[1]}, but differ")
-            kept[key] = longer
-    return list(kept.values())
+def _refuse_foreign(path: Path, found: LedgerHeader, own: LedgerHeader) -> None:
+    """Refuse a ledger of another run or node, or of another kind of noise."""
+    if (found.run_id, found.node) != (own.run_id, own.node):
+        raise LedgerError(
+            f"ledger {path} belongs to run {found.run_id}, node {found.node}, not to run "
+            f"{own.run_id}; choose another --out folder"
+        )
+    if found.private != own.private:
+        before, now = ("fresh", "seeded") if found.private else ("seeded", "fresh")
+        raise LedgerError(
+            f"ledger {path} was started with {before} noise and this run has {now} noise "
+            "(privacy.seed); continue as it was started, or choose another --out folder"
+        )
 
 
-def releases_by_node(ledgers: Iterable[LedgerContents]) -> dict[int, list[tuple[ReleaseEvent, int]]]:
-    """Return, per node, the releases of all its ledgers together: runs on the same data add up."""
-    by_node: dict[int, list[tuple[ReleaseEvent, int]]] = {}
-    for ledger in ledgers:
-        by_node.setdefault(ledger.header.node, []).extend(ledger.releases())
-    return dict(sorted(by_node.items()))
-
-
-def common_delta(delta: float | None, headers: Iterable[LedgerHeader]) -> float:
-    """Return the given delta, or the one that all headers name."""
-    found = {header.delta for header in headers} if delta is None else {delta}
-    value = found.pop() if len(found) == 1 else None
-    if value is None:
-        raise ConfigError("delta: the ledgers do not name one common value; give --delta, such as 1e-4")
-    return value
-
-
-def _allow_open_files(wanted: int) -> None:
-    """Raise the limit on open files where one file per node would not fit."""
+def _write_header(path: Path, header: LedgerHeader, start: str) -> None:
+    line, _ = encode_line(header.as_record(start), GENESIS)
     try:
-        import resource
-    except ImportError:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + 256
-    if soft != resource.RLIM_INFINITY and soft < needed and (hard == resource.RLIM_INFINITY or hard >= needed):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        write_atomically(path, line)
+        for folder in path.parents[1:4]:  # the run's own folder may be as new as the ledger
+            sync_folder(folder)
+    except OSError as error:
+        raise write_error(path, error) from error

@@ -1,31 +1,41 @@
 """How a ledger looks on disk, and how it is read: JSON lines, each with a checksum that also covers the line before.
 
-    {"kind":"header","format":1,"run_id":"9f3c","node":0,"config":"c0ffee","delta":0.0001,...,"prev":"000...","sum":"4be1..."}
-    {"kind":"release","step":0,"attempt":0,"sampling":"poisson","sampling_rate":0.34,"noise_multiplier":11.2,"prev":...,"sum":...}
+    {"kind":"header","format":2,"start":"5d1e...","run_id":"9f3c","node":0,...,"prev":...,"sum":...}
+    {"kind":"release","start":"5d1e...","step":0,"attempt":0,"sampling":...,"prev":...,"sum":...}
 
 `sum` is BLAKE2b over the bytes of the line up to it, `prev` is the `sum` of the line before: whoever changes, drops or
 reorders a line breaks the chain. Only public constants are written: no batch sizes, indices, losses or norms.
 
+`start` is a random public name of the start that wrote the line: two copies of a ledger that are
+both continued have different lines from there on. Format 1 had none; such a ledger is read and
+continued, and its new lines have one.
+
 A crash in the middle of a write leaves a torn last line. It counts as spent, because nobody can tell what followed it.
+The line that takes its place has a checksum of what was there (`fragment`), so that copies can be
+compared.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from dpcsgp.errors import ConfigError, LedgerError
 from dpcsgp.privacy.events import ReleaseEvent
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+_READ_FORMATS: Final = (1, FORMAT)
 GENESIS: Final = "0" * 32
 _DIGEST_BYTES: Final = 16
 _LONGEST_LINE: Final = 4096
+_START_BYTES: Final = 8
 _SUM_FIELD: Final = b',"sum":"'
 _EVENT_FIELDS: Final = ("sampling", "sampling_rate", "noise_multiplier")
 
@@ -45,18 +55,20 @@ class LedgerHeader:
     event: ReleaseEvent | None = None
     private: bool = True
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self, start: str) -> dict[str, Any]:
         """Return the header's line as a dict, without chain fields."""
         own = {"run_id": self.run_id, "node": self.node, "config": self.config, "delta": self.delta}
-        return {"kind": "header", "format": FORMAT, **own, "private": self.private, **_event_fields(self.event)}
+        about = {**own, "private": self.private, **_event_fields(self.event)}
+        return {"kind": "header", "format": FORMAT, "start": start, **about}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> LedgerHeader:
         """Check and read a header line."""
         if record.get("kind") != "header":
             raise _DamagedLineError("no header")
-        if record.get("format") != FORMAT:
-            raise _DamagedLineError(f"format {record.get('format')!r}, this version reads format {FORMAT}")
+        if record.get("format") not in _READ_FORMATS:
+            found = record.get("format")
+            raise _DamagedLineError(f"format {found!r}, this version reads formats 1 and {FORMAT}")
         event = _event_of(record) if record.get("sampling") is not None else None
         run_id, node, config, delta, private = map(record.get, ("run_id", "node", "config", "delta", "private"))
         if not (isinstance(run_id, str) and type(node) is int and isinstance(config, str) and type(private) is bool):
@@ -67,8 +79,21 @@ class LedgerHeader:
 
 
 @dataclass(frozen=True)
+class Fork:
+    """A ledger that continues a copy of another one: `own` releases after the `common` ones."""
+
+    path: Path
+    common: int
+    own: int
+
+
+@dataclass(frozen=True)
 class LedgerContents:
-    """A verified ledger: its header, its releases by event, and the chain."""
+    """A verified ledger: its header, its releases by event, and the chain.
+
+    `events` are the releases line by line and `torn` the bytes of a torn last line. `counts` adds
+    those of `forks`.
+    """
 
     path: Path
     header: LedgerHeader
@@ -77,6 +102,9 @@ class LedgerContents:
     last_attempt: int = -1
     whole_bytes: int = 0
     torn_event: ReleaseEvent | None = None
+    events: list[ReleaseEvent] = field(default_factory=list)
+    torn: bytes = b""
+    forks: tuple[Fork, ...] = ()
 
     @property
     def count(self) -> int:
@@ -91,6 +119,7 @@ class LedgerContents:
     def append(self, event: ReleaseEvent, digest: str) -> None:
         """Follow a line that was written to the file."""
         self.counts[event] += 1
+        self.events.append(event)
         self.digests.extend(bytes.fromhex(digest))
 
     def releases(self) -> list[tuple[ReleaseEvent, int]]:
@@ -103,21 +132,38 @@ class LedgerContents:
         return 0 <= start < len(self.digests) and self.digests[start : start + _DIGEST_BYTES].hex() == head
 
 
+def _digest(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
+
+
 def encode_line(record: dict[str, Any], prev: str) -> tuple[bytes, str]:
     """Return the line of a record (newline included) and its checksum."""
     body = json.dumps({**record, "prev": prev}, separators=(",", ":"), allow_nan=False).encode()[:-1]
-    digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
+    digest = _digest(body)
     return body + _SUM_FIELD + digest.encode() + b'"}\n', digest
 
 
-def release_record(step: int, attempt: int, event: ReleaseEvent) -> dict[str, Any]:
+def new_start() -> str:
+    """Return a fresh public name for a start."""
+    return os.urandom(_START_BYTES).hex()
+
+
+def release_record(start: str, step: int, attempt: int, event: ReleaseEvent) -> dict[str, Any]:
     """Return the line of a release as a dict, without chain fields."""
-    return {"kind": "release", "step": step, "attempt": attempt, **_event_fields(event)}
+    place = {"start": start, "step": step, "attempt": attempt}
+    return {"kind": "release", **place, **_event_fields(event)}
 
 
-def torn_record(event: ReleaseEvent) -> dict[str, Any]:
-    """Return the line that takes the place of a torn one; step and attempt are not known."""
-    return {"kind": "torn", **_event_fields(event)}
+def torn_record(start: str, event: ReleaseEvent, fragment: bytes) -> dict[str, Any]:
+    """Return the line that takes the place of a torn one; its step and attempt are not known."""
+    return {"kind": "torn", "start": start, "fragment": _digest(fragment), **_event_fields(event)}
+
+
+def replaces_torn(line: bytes, fragment: bytes) -> bool:
+    """Say whether a verified line is the torn one in full, or was written in its place."""
+    if line.startswith(fragment):
+        return True
+    return json.loads(line).get("fragment") == _digest(fragment)
 
 
 def decode_line(line: bytes, prev: str) -> tuple[dict[str, Any], str]:
@@ -125,7 +171,7 @@ def decode_line(line: bytes, prev: str) -> tuple[dict[str, Any], str]:
     body, found, rest = line.rpartition(_SUM_FIELD)
     if not found or len(line) > _LONGEST_LINE:
         raise _DamagedLineError("not a record")
-    digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
+    digest = _digest(body)
     if rest != digest.encode() + b'"}':
         raise _DamagedLineError("does not match its checksum")
     try:
@@ -143,21 +189,24 @@ def read_ledger(path: Path) -> LedgerContents:
         body = path.read_bytes()
     except OSError as error:
         raise LedgerError(f"cannot read ledger {path}: {error.strerror}") from error
+    return _verified(_Reader(path), body)
+
+
+def _verified(reader: _Reader, body: bytes) -> LedgerContents:
     *lines, rest = body.split(b"\n")
     last_line = len(lines) if rest == b"" else len(lines) + 1
-    reader = _Reader(path)
     for number, line in enumerate(lines, start=1):
         try:
             reader.take(line)
         except _DamagedLineError as damage:
             if number < last_line or number == 1:
                 raise reader.error(number, damage) from None
-            reader.take_torn(line, number)
+            reader.take_torn(line, number, b"\n")
             return reader.contents()
     if rest != b"":
         reader.take_torn(rest, last_line)
     if reader.header is None:
-        raise LedgerError(f"{path}, line 1: no header; this is not a ledger")
+        raise LedgerError(f"{reader.path}, line 1: no header; this is not a ledger")
     return reader.contents()
 
 
@@ -166,7 +215,8 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self.path, self.header = path, None
-        self.counts: Counter[ReleaseEvent] = Counter()
+        self.format, self.torn = FORMAT, b""
+        self.events: list[ReleaseEvent] = []
         self.digests, self.prev = bytearray(), GENESIS
         self.last_attempt, self.whole_bytes = -1, 0
         self.last_event: ReleaseEvent | None = None
@@ -175,11 +225,12 @@ class _Reader:
     def take(self, line: bytes) -> None:
         record, digest = decode_line(line, self.prev)
         if self.header is None:
-            self.header = LedgerHeader.from_record(record)
+            self.header, self.format = LedgerHeader.from_record(record), record["format"]
+            self._check_start(record)
             self.last_event = self.header.event
         else:
             self.last_event = self._release(record)
-            self.counts[self.last_event] += 1
+            self.events.append(self.last_event)
         self.digests += bytes.fromhex(digest)
         self.prev, self.whole_bytes = digest, self.whole_bytes + len(line) + 1
 
@@ -191,9 +242,17 @@ class _Reader:
             self.last_attempt = max(self.last_attempt, attempt)
         elif record.get("kind") != "torn":
             raise _DamagedLineError(f"unknown kind {record.get('kind')!r}")
+        self._check_start(record)
         return _event_of(record)
 
-    def take_torn(self, line: bytes, number: int) -> None:
+    def _check_start(self, record: dict[str, Any]) -> None:
+        """Refuse a line that does not name its start; lines of format 1 do not."""
+        start = record.get("start")
+        named = isinstance(start, str) and len(start) == 2 * _START_BYTES
+        if not named and (start is not None or self.format > 1):
+            raise _DamagedLineError("the name of its start is missing")
+
+    def take_torn(self, line: bytes, number: int, end: bytes = b"") -> None:
         """Count an unreadable last line as one release of the kind before it (of no privacy if none is known)."""
         if self.header is None:
             raise self.error(number, _DamagedLineError("the header is not whole"))
@@ -203,7 +262,7 @@ class _Reader:
             self.torn_event = self._release(decode_line(line, self.prev)[0])  # only its newline is missing
         except _DamagedLineError:
             self.torn_event = self.last_event or ReleaseEvent("poisson", 1.0, 0.0)
-        self.counts[self.torn_event] += 1
+        self.torn = line + end
 
     def error(self, number: int, damage: _DamagedLineError) -> LedgerError:
         return LedgerError(
@@ -213,8 +272,12 @@ class _Reader:
 
     def contents(self) -> LedgerContents:
         assert self.header is not None
+        counts = Counter(self.events)
+        if self.torn_event is not None:
+            counts[self.torn_event] += 1
         return LedgerContents(
-            self.path, self.header, self.counts, self.digests, self.last_attempt, self.whole_bytes, self.torn_event
+            self.path, self.header, counts, self.digests, self.last_attempt, self.whole_bytes,
+            self.torn_event, self.events, self.torn,
         )  # fmt: skip
 
 
@@ -227,9 +290,15 @@ def _event_of(record: dict[str, Any]) -> ReleaseEvent:
     if not (isinstance(sampling, str) and isinstance(rate, float) and isinstance(noise, float)):
         raise _DamagedLineError("event fields are missing")
     try:
-        return ReleaseEvent.of(sampling, rate, noise)
+        return _known_event(sampling, rate, noise)
     except ConfigError as error:
         raise _DamagedLineError(str(error)) from None
+
+
+@lru_cache(maxsize=256)
+def _known_event(sampling: str, rate: float, noise: float) -> ReleaseEvent:
+    """Return one object for all lines with the same event: a long ledger has few kinds."""
+    return ReleaseEvent.of(sampling, rate, noise)
 
 
 def ledger_files(folder: Path) -> Iterator[Path]:

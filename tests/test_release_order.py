@@ -1,0 +1,106 @@
+"""The order of a private step: spend, record, wait for the disk, open the data, send."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from dpcsgp import training
+from dpcsgp.assembly import assemble, load_data
+from dpcsgp.blueprint import design
+from dpcsgp.config import load_config
+from dpcsgp.network import Simulator
+from dpcsgp.privacy.ledger import read_ledger
+from dpcsgp.results import ResultsFolder
+
+NODES, STEPS = 3, 4
+SETTINGS = [
+    "task.name=digits",
+    "task.model=logistic",
+    f"graph.num_nodes={NODES}",
+    f"algorithm.steps={STEPS}",
+    "algorithm.polish_rounds=0",
+    "privacy.expected_batch_size=32",
+    "privacy.epsilon=4",
+    "privacy.seed=5",
+]
+
+
+@dataclass
+class Diary:
+    """What happened, in order: (what, what the budgets had left, what the ledger files held)."""
+
+    ledgers: list[Path] = field(default_factory=list)
+    budget: Any = None
+    events: list[tuple[str, list[int], list[int]]] = field(default_factory=list)
+
+    def note(self, what: str) -> None:
+        self.events.append((what, list(self.budget.remaining), [read_ledger(p).count for p in self.ledgers]))
+
+
+class WatchedNetwork(Simulator):
+    """A network that notes when frames leave."""
+
+    diary: Diary
+
+    def exchange(self, frames_NB: Tensor) -> Tensor:
+        self.diary.note("send")
+        return super().exchange(frames_NB)
+
+
+class WatchedTask:
+    """A task that notes when private examples are looked up."""
+
+    def __init__(self, task: Any, diary: Diary) -> None:
+        self._task, self._diary = task, diary
+
+    def examples(self, *indices: Any) -> Any:
+        self._diary.note("examples")
+        return self._task.examples(*indices)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+
+def watch_disk(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note when a ledger file has reached the disk."""
+    names = {path.stat().st_ino: path.stem for path in diary.ledgers}
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        fsync(descriptor)
+        name = names.get(os.fstat(descriptor).st_ino)
+        if name is not None:
+            diary.note(f"disk {name}")
+
+    monkeypatch.setattr(os, "fsync", watched)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="has another name for fsync")
+def test_spend_record_disk_examples_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(None, SETTINGS)
+    data = load_data(config)
+    blueprint = design(config, data.facts)
+    folder, network = ResultsFolder.create(tmp_path / "run", config), WatchedNetwork(blueprint.topology)
+    run = assemble(blueprint, data, network, folder.path, folder.run_id)
+    diary = network.diary = Diary(sorted((folder.path / "ledger").glob("*.jsonl")), run.budget)
+    run, before = replace(run, task=WatchedTask(run.task, diary)), [int(left or 0) for left in run.budget.remaining]
+    watch_disk(diary, monkeypatch)
+    training.train(run)
+    monkeypatch.undo()
+    sends = [place for place, event in enumerate(diary.events) if event[0] == "send"]
+    assert len(sends) == STEPS
+    for step in range(STEPS):
+        events = diary.events[sends[step - 1] + 1 if step else 0 : sends[step] + 1]
+        disk, computed, last = events[:NODES], events[NODES:-1], events[-1]
+        assert {what for what, *_ in disk} == {f"disk {path.stem}" for path in diary.ledgers}
+        assert computed and {what for what, *_ in computed} == {"examples"}
+        assert last[0] == "send"
+        assert all(left == [count - step - 1 for count in before] for _, left, _ in events)
+        assert all(recorded == [step + 1] * NODES for _, _, recorded in events)
