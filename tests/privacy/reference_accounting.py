@@ -1,14 +1,17 @@
-"""A second accountant that brackets the exact eps from both sides, and closed forms; shares no code with the package.
+"""A second accountant that brackets the exact eps, and closed forms; no code of the package.
 
-Two stages, each with its error booked. First the noisy output is cut into cells. *Optimistic*: publish only the cell,
-which is post-processing. *Pessimistic*: move the mass of a cell to its two ends so that both distributions keep theirs
-(connect-the-dots, here on losses that are not equally spaced). Then the losses are rounded to the nearest point of a
-fine lattice, all are shifted by the mean rounding error, and the sum of what remains is bounded by Chernoff: with
-probability 1 - beta the true sum lies within `slack` of the lattice sum (Gopi, Lee, Wutschitz, "Numerical Composition of
-Differential Privacy", 2021). Rounding errors add up like sqrt(count) and not like count, so rates of 1e-6 and 10^6
-releases are in reach. Any number of cells and lattice points gives valid bounds; more of them bring the two together.
+Two stages, each with its error booked. First the noisy output is cut into cells. *Optimistic*:
+publish only the cell, which is post-processing. *Pessimistic*: move the mass of a cell to its two
+ends so that both distributions keep theirs (connect-the-dots, here on losses that are not equally
+spaced). Then the losses are rounded to the nearest point of a fine lattice, all are shifted by the
+mean rounding error, and the sum of what remains is bounded by Chernoff: with probability 1 - beta
+the true sum lies within `slack` of the lattice sum (Gopi, Lee, Wutschitz, "Numerical Composition of
+Differential Privacy", 2021). Rounding errors add up like sqrt(count) and not like count, so rates
+of 1e-6 and 10^6 releases are in reach. Any number of cells and lattice points gives valid bounds;
+more of them bring the two together.
 
-Legend: A atoms of a discrete loss, C cells of the output, in units of the noise; the drawn example moves it by `shift`.
+Legend: A atoms of a discrete loss, C cells of the output, in units of the noise; the drawn example
+moves it by `shift`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""No example is drawn with a higher probability than the event states, down to a single 32-bit word.
+"""No example is likelier to be drawn than the event states, down to a single 32-bit word.
 
-An example of a Poisson batch is drawn when its 32-bit word is small enough, so its probability is the number of words that
-draw it, over 2^32. That number has to be `floor(rate * 2^32)`: rounding up or to `<=` would draw more often than stated.
+An example of a Poisson batch is drawn when its 32-bit word is small enough, so its probability is
+the number of words that draw it, over 2^32. That number has to be `floor(rate * 2^32)`: rounding up
+or to `<=` would draw more often than stated.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class ChosenWords(PrivateRandomness):
         self.words = words
 
     def row_bytes(self, purpose: str, step: int, row: int, num_bytes: int) -> np.ndarray:
-        """Return the chosen words first, then the stream as it is; other purposes stay as they are."""
+        """Return the chosen words first, then the stream as it is."""
         stream = super().row_bytes(purpose, step, row, num_bytes)
         if purpose == "sampling":
             stream[: 4 * len(self.words)] = self.words.astype(np.uint32).view(np.uint8)
@@ -45,7 +46,7 @@ def drawn(batch: int, total: int, step: int, random: PrivateRandomness) -> set[i
 
 
 def words_that_draw(batch: int, total: int) -> int:
-    """Return how many of the 2^32 words draw an example, by bisection; small words are the ones that draw."""
+    """Return how many of the 2^32 words draw an example, by bisection; small words draw."""
     low, high = 0, 2**32  # words below `low` draw, words from `high` on do not
     while high > low:
         middle = (low + high) // 2

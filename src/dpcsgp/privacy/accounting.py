@@ -99,7 +99,7 @@ def _composed_epsilon(releases: tuple[tuple[ReleaseEvent, int], ...], delta: flo
     bound = loss_distribution_epsilon(releases, delta, relation)
     best = bound.epsilon
     if bound.inflation > _COARSE:
-        best = min(best, split_epsilon(releases, delta, relation))
+        best = min(best, split_epsilon(releases, delta, relation).epsilon)
     return best if math.isfinite(best) else renyi_epsilon(releases, delta)
 
 

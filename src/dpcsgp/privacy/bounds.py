@@ -10,8 +10,8 @@ takes differences of near-equal deltas (spurious mass on fine grids), and refuse
 With `s` the noise multiplier, `q` the sampling rate, `N(m) = Normal(m, s^2)` and `mix = (1 - q) N(0) + q N(-1)`:
 
 * poisson, remove: (mix, N(0)); poisson, add: (N(0), mix) mirrored. eps is the larger of the two. That was removing in
-  every case tried, and for Renyi divergences, which add up over releases, it always is (Mironov, Talwar, Zhang 2019,
-  theorem 5). That does not settle it for eps at a given delta after many releases, so both are computed.
+  every case tried, and for Renyi divergences, which add up over releases, it always is (Mironov, Talwar, Zhang 2019).
+  That does not settle it for eps at a given delta after many releases, so both are computed.
 * replace one: the divergence curve max over both directions, i.e. (mix, N(0)) for losses above 0 and (N(0), mix) below,
   with `s` halved. It holds for uniform sampling and, with the same rate, for Poisson sampling: both make the output
   `(1 - q) a + q b` against `(1 - q) a + q b'` where `a`, `b`, `b'` are pairwise at most `2 clip_norm` apart, and advanced
@@ -112,10 +112,18 @@ class LossGrid:
 
 @dataclass(frozen=True)
 class GridBound:
-    """An upper bound on eps, and by which fraction the grid raised the variance of the summed loss (an estimate)."""
+    """Upper bounds on eps, one per direction (removing, adding; or replacing), and how coarse the grid was.
 
-    epsilon: float
-    inflation: float
+    `inflation` estimates the fraction by which the grid raised the variance of the summed loss.
+    """
+
+    directions: tuple[float, ...]
+    inflation: float = 0.0
+
+    @property
+    def epsilon(self) -> float:
+        """Return what holds in every direction."""
+        return max(self.directions)
 
 
 def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
@@ -126,7 +134,7 @@ def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -
     counts = [count for _, count in releases]
     usable_delta = delta - FFT_ERROR * (sum(counts) + 1)
     if usable_delta < 0.9 * delta:
-        return GridBound(math.inf, 0.0)
+        return GridBound((math.inf,))
     tail = tail_per_release(delta, counts)
     pairs = [pair_of(event, relation) for event, _ in releases]
     interval, inflation = _choose_interval(pairs, counts, tail)
@@ -140,11 +148,11 @@ def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -
         coarser = 2.0 ** math.ceil(math.log2(excess))
         interval, inflation = interval * coarser, inflation * coarser
     else:
-        return GridBound(math.inf, inflation)
+        return GridBound((math.inf,), inflation)
     composed = [
         compose(grids, counts, window, TAIL_SHARE * delta) for grids, window in zip(directions, windows, strict=True)
     ]
-    return GridBound(max(read_epsilon(grid, usable_delta) for grid in composed), inflation)
+    return GridBound(tuple(read_epsilon(grid, usable_delta) for grid in composed), inflation)
 
 
 def tail_per_release(delta: float, counts: Sequence[int]) -> float:

@@ -31,6 +31,7 @@ from dpcsgp.privacy.bounds import (
     MOST_COARSENINGS,
     MOST_COMPOSED,
     TAIL_SHARE,
+    GridBound,
     LossGrid,
     LossPair,
     Releases,
@@ -52,8 +53,8 @@ _PER_DEVIATION: Final = 8  # points of the fine grid per standard deviation of a
 
 
 @dataclass(frozen=True)
-class _Split:
-    """Where a release is taken apart: small losses lie on multiples of `interval`, up to `cut` of them."""
+class Split:
+    """Where a release is taken apart: small losses are multiples of `interval`, at most `cut`."""
 
     pair: LossPair
     interval: float
@@ -63,11 +64,15 @@ class _Split:
     def cut_loss(self) -> float:
         return self.cut * self.interval
 
-    def above(self) -> tuple[float, float]:
-        """Return the masses of mix and of N(0) with a loss above the cut."""
-        x = self.pair.cut(np.array([self.cut_loss]))
-        mix, normal = self.pair.masses(np.array([-np.inf]), x)
+    def beyond(self, loss: float) -> tuple[float, float]:
+        """Return the masses of mix and of N(0) with a larger loss."""
+        mix, normal = self.pair.masses(np.array([-np.inf]), self.pair.cut(np.array([loss])))
         return float(mix[0]), float(normal[0])
+
+    def above(self, way: str) -> float:
+        """Return the probability of a rare loss."""
+        mix, normal = self.beyond(self.cut_loss)
+        return {"remove": mix, "add": normal}.get(way, mix + normal)
 
     def buckets(self, losses_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the masses of mix and of N(0) between neighbouring losses."""
@@ -75,20 +80,20 @@ class _Split:
         return self.pair.masses(x_L[1:], x_L[:-1])
 
 
-def split_epsilon(releases: Releases, delta: float, relation: str) -> float:
-    """Return an upper bound on eps with small and rare losses apart; infinite where that is no use."""
+def split_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
+    """Return upper bounds on eps with small and rare losses apart; infinite where that is no use."""
     counts = [count for _, count in releases]
     # Both parts of a release pass through a transform.
     usable_delta = delta - FFT_ERROR * (2 * sum(counts) + len(counts) + 1)
     if usable_delta < 0.9 * delta or any(event.sampling_rate > _MOST_RATE for event, _ in releases):
-        return math.inf
+        return GridBound((math.inf,))
     tail = tail_per_release(delta, counts)
     splits = [_choose_split(pair_of(event, relation), count, tail) for event, count in releases]
     ways = ("remove", "add") if relation == ADD_OR_REMOVE_ONE else ("replace",)
-    return max(_one_way(splits, counts, way, (delta, usable_delta, tail)) for way in ways)
+    return GridBound(tuple(_one_way(splits, counts, way, (delta, usable_delta, tail)) for way in ways))
 
 
-def _choose_split(pair: LossPair, count: int, tail: float) -> _Split:
+def _choose_split(pair: LossPair, count: int, tail: float) -> Split:
     """Choose the fine grid by the spread of the small losses, and the cut far outside of that."""
     z = np.linspace(-4.0, 4.0, 801)
     weights = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
@@ -101,17 +106,15 @@ def _choose_split(pair: LossPair, count: int, tail: float) -> _Split:
         (cut - lowest) / _SMALL_BUCKETS,
         18 * deviation * math.sqrt(count) / MOST_COMPOSED,
     )
-    return _Split(pair, interval, math.ceil(cut / interval))
+    return Split(pair, interval, math.ceil(cut / interval))
 
 
-def _one_way(
-    splits: Sequence[_Split], counts: Sequence[int], way: str, deltas: tuple[float, float, float]
-) -> float:
-    """Return eps for one direction; `deltas` are delta, what rounding leaves of it, and a release's tail."""
+def _one_way(splits: Sequence[Split], counts: Sequence[int], way: str, deltas: tuple[float, float, float]) -> float:
+    """Return eps for one direction; `deltas`: delta, what rounding leaves of it, a release's tail."""
     delta, usable_delta, tail = deltas
     sums: list[LossGrid] = []
     for split, count in zip(splits, counts, strict=True):
-        small = _small_grid(split, way)
+        small = small_grid(split, way)
         window = window_of([small], [count], TAIL_SHARE * delta / 2)
         if window[1] - window[0] > 2 * MOST_COMPOSED:
             return math.inf
@@ -120,8 +123,8 @@ def _one_way(
     width = sum(grid.interval * len(grid.masses) for grid in sums)
     interval = max(reach / _RARE_BUCKETS, width / MOST_COMPOSED)
     for _ in range(MOST_COARSENINGS):
-        grids = [_rare_grid(split, interval, tail, way) for split in splits]
-        grids += [_regrid(grid, interval) for grid in sums]
+        grids = [rare_grid(split, interval, tail, way) for split in splits]
+        grids += [regrid(grid, interval) for grid in sums]
         times = [*counts, *[1] * len(sums)]
         window = window_of(grids, times, TAIL_SHARE * delta / 2)
         excess = (window[1] - window[0]) / MOST_COMPOSED
@@ -131,23 +134,24 @@ def _one_way(
     return math.inf
 
 
-def _small_grid(split: _Split, way: str) -> LossGrid:
+def small_grid(split: Split, way: str) -> LossGrid:
     """Return the losses up to the cut, given that they are; on the fine grid."""
     interval, cut = split.interval, split.cut
     lowest = 0 if way == "replace" else math.floor(math.log1p(-split.pair.rate) / interval)
     losses_L = np.arange(lowest, cut + 1) * interval
-    mix, normal = split.buckets(losses_L)  # the lowest loss is that of the largest outputs, so nothing lies below
+    mix, normal = split.buckets(losses_L)  # no loss is below log(1 - rate), so none is left out
     removed = connect_dots(mix, normal, losses_L[:-1], interval)
     added = connect_dots(normal[::-1], mix[::-1], -losses_L[:0:-1], interval)
+    kept = 1 - split.above(way)
     if way == "remove":
-        return LossGrid(interval, lowest, removed / mix.sum(), 0.0)
+        return LossGrid(interval, lowest, removed / kept, 0.0)
     if way == "add":
-        return LossGrid(interval, -cut, added / normal.sum(), 0.0)
+        return LossGrid(interval, -cut, added / kept, 0.0)
     masses = np.zeros(2 * cut + 1)
     masses[cut:] += removed
     masses[: cut + 1] += added
     masses[cut] += _kink(split.pair)
-    return LossGrid(interval, -cut, masses / masses.sum(), 0.0)
+    return LossGrid(interval, -cut, masses / kept, 0.0)
 
 
 def _kink(pair: LossPair) -> float:
@@ -155,27 +159,26 @@ def _kink(pair: LossPair) -> float:
     return (1 - pair.rate) * float(normal_mass(np.array(-half), np.array(half)))
 
 
-def _rare_grid(split: _Split, interval: float, tail: float, way: str) -> LossGrid:
+def rare_grid(split: Split, interval: float, tail: float, way: str) -> LossGrid:
     """Return "small" at 0 and the losses above the cut, less the offset."""
-    mix_above, normal_above = split.above()
+    mix_above, normal_above = split.beyond(split.cut_loss)
     offset = 0.0 if way == "replace" else math.log1p(-mix_above) - math.log1p(-normal_above)
     first = math.floor((split.cut_loss - offset) / interval)
     last = max(first + 1, math.ceil((loss_reach(split.pair, tail)[1] - offset) / interval))
     ends_L = offset + interval * np.arange(first, last + 1)
     mix, normal = split.buckets(np.maximum(ends_L, split.cut_loss))  # the first bucket starts at the cut
-    x_last = split.pair.cut(ends_L[-1:])
-    mix_beyond, normal_beyond = (float(m[0]) for m in split.pair.masses(np.array([-np.inf]), x_last))
+    mix_beyond, normal_beyond = split.beyond(float(ends_L[-1]))
     masses = np.zeros(2 * last + 1)
     if way != "add":
         masses[last + first :] += connect_dots(mix, normal, ends_L[:-1], interval)
     if way != "remove":
         masses[: last - first + 1] += connect_dots(normal[::-1], mix[::-1], -ends_L[:0:-1], interval)
         masses[0] += normal_beyond  # raised to the lowest loss
-    masses[last] += 1 - {"remove": mix_above, "add": normal_above}.get(way, mix_above + normal_above)
+    masses[last] += 1 - split.above(way)
     return LossGrid(interval, -last, masses, 0.0 if way == "add" else mix_beyond)
 
 
-def _regrid(grid: LossGrid, interval: float) -> LossGrid:
+def regrid(grid: LossGrid, interval: float) -> LossGrid:
     """Return a distribution that dominates `grid` on another grid: connect-the-dots, atom by atom."""
     losses_L = grid.interval * (grid.first + np.arange(len(grid.masses)))
     left_L = np.floor(losses_L / interval)
