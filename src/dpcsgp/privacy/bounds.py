@@ -9,7 +9,9 @@ takes differences of near-equal deltas (spurious mass on fine grids), and refuse
 
 With `s` the noise multiplier, `q` the sampling rate, `N(m) = Normal(m, s^2)` and `mix = (1 - q) N(0) + q N(-1)`:
 
-* poisson, remove: (mix, N(0)); poisson, add: (N(0), mix) mirrored. eps is the larger of the two.
+* poisson, remove: (mix, N(0)); poisson, add: (N(0), mix) mirrored. eps is the larger of the two. That was removing in
+  every case tried, and for Renyi divergences, which add up over releases, it always is (Mironov, Talwar, Zhang 2019).
+  That does not settle it for eps at a given delta after many releases, so both are computed.
 * replace one: the divergence curve max over both directions, i.e. (mix, N(0)) for losses above 0 and (N(0), mix) below,
   with `s` halved. It holds for uniform sampling and, with the same rate, for Poisson sampling: both make the output
   `(1 - q) a + q b` against `(1 - q) a + q b'` where `a`, `b`, `b'` are pairwise at most `2 clip_norm` apart, and advanced
@@ -24,7 +26,7 @@ Legend: L grid losses, ascending multiples of the grid interval; buckets lie bet
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, cast
@@ -41,11 +43,11 @@ Releases = Sequence[tuple[ReleaseEvent, int]]
 _GRID_TOLERANCE: Final = 1e-3  # variance that the grid may add, as a fraction; measured to move eps by about half of it
 _FEWEST_BUCKETS: Final = 2**10
 _MOST_BUCKETS: Final = 2**15
-_MOST_COMPOSED: Final = 2**19
-_MOST_COARSENINGS: Final = 20
-_TAIL_SHARE: Final = 1e-4  # share of delta that truncated tails may use up; they are booked as infinite losses
+MOST_COMPOSED: Final = 2**19
+MOST_COARSENINGS: Final = 20
+TAIL_SHARE: Final = 1e-4  # share of delta that truncated tails may use up; they are booked as infinite losses
 # Mass per release that rounding in the Fourier transform may misplace (largest seen against long doubles: 4e-16).
-_FFT_ERROR: Final = 5e-16
+FFT_ERROR: Final = 5e-16
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class LossPair:
 
     def masses(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the masses of mix and of N(0) between x = low and x = high."""
-        normal = _normal_mass(low / self.noise, high / self.noise)
-        shifted = _normal_mass((low + 1) / self.noise, (high + 1) / self.noise)
+        normal = normal_mass(low / self.noise, high / self.noise)
+        shifted = normal_mass((low + 1) / self.noise, (high + 1) / self.noise)
         return (1 - self.rate) * normal + self.rate * shifted, normal
 
 
@@ -108,54 +110,75 @@ class LossGrid:
         return largest + math.log(float(np.sum(self.masses[held] * np.exp(exponents - largest))))
 
 
-def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -> float:
+@dataclass(frozen=True)
+class GridBound:
+    """Upper bounds on eps, one per direction (removing, adding; or replacing), and how coarse the grid was.
+
+    `inflation` estimates the fraction by which the grid raised the variance of the summed loss.
+    """
+
+    directions: tuple[float, ...]
+    inflation: float = 0.0
+
+    @property
+    def epsilon(self) -> float:
+        """Return what holds in every direction."""
+        return max(self.directions)
+
+
+def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
     """Return an upper bound on eps from composed privacy-loss distributions.
 
     Infinite where delta is below 5e-15 per release: rounding in the transform could hide a tenth of that.
     """
     counts = [count for _, count in releases]
-    usable_delta = delta - _FFT_ERROR * (sum(counts) + 1)
+    usable_delta = delta - FFT_ERROR * (sum(counts) + 1)
     if usable_delta < 0.9 * delta:
-        return math.inf
-    # A power of two per release, so that neighbouring counts share their grids.
-    tail = _TAIL_SHARE * delta / 2 ** math.ceil(math.log2(sum(counts)))
+        return GridBound((math.inf,))
+    tail = tail_per_release(delta, counts)
     pairs = [pair_of(event, relation) for event, _ in releases]
-    interval = _choose_interval(pairs, counts, tail)
+    interval, inflation = _choose_interval(pairs, counts, tail)
     build = _poisson_grids if relation == ADD_OR_REMOVE_ONE else _replace_grid
-    for _ in range(_MOST_COARSENINGS):
+    for _ in range(MOST_COARSENINGS):
         directions = list(zip(*[build(pair, interval, tail) for pair in pairs], strict=True))
-        windows = [_window(grids, counts, _TAIL_SHARE * delta / 2) for grids in directions]
-        excess = max(last - first for first, last in windows) / _MOST_COMPOSED
+        windows = [window_of(grids, counts, TAIL_SHARE * delta / 2) for grids in directions]
+        excess = max(last - first for first, last in windows) / MOST_COMPOSED
         if excess <= 1:
             break
-        interval *= 2.0 ** math.ceil(math.log2(excess))
+        coarser = 2.0 ** math.ceil(math.log2(excess))
+        interval, inflation = interval * coarser, inflation * coarser
     else:
-        return math.inf
+        return GridBound((math.inf,), inflation)
     composed = [
-        _compose(grids, counts, window, _TAIL_SHARE * delta) for grids, window in zip(directions, windows, strict=True)
+        compose(grids, counts, window, TAIL_SHARE * delta) for grids, window in zip(directions, windows, strict=True)
     ]
-    return max(_read_epsilon(grid, usable_delta) for grid in composed)
+    return GridBound(tuple(read_epsilon(grid, usable_delta) for grid in composed), inflation)
 
 
-def _normal_mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+def tail_per_release(delta: float, counts: Sequence[int]) -> float:
+    """Return the mass that a release's grid may leave out; a power of two per count, so that neighbouring counts share grids."""
+    return TAIL_SHARE * delta / 2 ** math.ceil(math.log2(sum(counts)))
+
+
+def normal_mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Return Phi(high) - Phi(low), accurate in both tails because the upper one is mirrored into the lower."""
     flip = low > 0
     return ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
 
 
-def _reach(pair: LossPair, tail: float) -> tuple[float, float]:
+def loss_reach(pair: LossPair, tail: float) -> tuple[float, float]:
     """Return losses (lowest, highest) beyond which mix has at most `tail` mass on either side."""
     far = -pair.noise * float(ndtri(tail / 2))
     lowest, highest = pair.loss(np.array([far, -1.0 - far]))
     return float(lowest), float(highest)
 
 
-def _choose_interval(pairs: Sequence[LossPair], counts: Sequence[int], tail: float) -> float:
-    """Choose the coarsest grid (a power of two) that inflates the variance of the summed loss by little.
+def _choose_interval(pairs: Sequence[LossPair], counts: Sequence[int], tail: float) -> tuple[float, float]:
+    """Choose the coarsest grid (a power of two) that inflates the variance of the summed loss by little; say by how much.
 
     A loss at fraction t of a bucket of width h is split between the two ends, which adds t (1 - t) h^2 of variance.
     """
-    reach = max(max(map(abs, _reach(pair, tail))) for pair in pairs)
+    reach = max(max(map(abs, loss_reach(pair, tail))) for pair in pairs)
     z = np.linspace(-8.0, 8.0, 1001)
     weights = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
     samples, variance = [], 0.0
@@ -165,17 +188,17 @@ def _choose_interval(pairs: Sequence[LossPair], counts: Sequence[int], tail: flo
         variance += float(shares @ (losses - shares @ losses / count) ** 2)
         samples.append((losses, shares))
     coarsest = 2.0 ** math.floor(math.log2(reach / _FEWEST_BUCKETS))
-    finest = max(reach / _MOST_BUCKETS, 16 * math.sqrt(variance) / _MOST_COMPOSED)
+    finest = max(reach / _MOST_BUCKETS, 16 * math.sqrt(variance) / MOST_COMPOSED)
     interval = max(coarsest, 2.0 ** math.ceil(math.log2(finest)))
     while True:
         fractions = [(np.mod(losses / interval, 1.0), shares) for losses, shares in samples]
         added = interval**2 * sum(float(shares @ (t * (1 - t))) for t, shares in fractions)
         if added <= _GRID_TOLERANCE * variance or interval / 2 < finest:
-            return interval
+            return interval, added / variance
         interval /= 2
 
 
-def _connect_dots(upper: np.ndarray, lower: np.ndarray, left_L: np.ndarray, interval: float) -> np.ndarray:
+def connect_dots(upper: np.ndarray, lower: np.ndarray, left_L: np.ndarray, interval: float) -> np.ndarray:
     """Return the masses on the grid (L,) that keep the upper and lower mass of every bucket.
 
     Of a bucket's upper mass u and lower mass v the right end e + h gets (u - v exp(e)) / (1 - exp(-h)), the left end the
@@ -192,15 +215,15 @@ def _connect_dots(upper: np.ndarray, lower: np.ndarray, left_L: np.ndarray, inte
 @lru_cache(maxsize=64)
 def _poisson_grids(pair: LossPair, interval: float, tail: float) -> tuple[LossGrid, LossGrid]:
     """Return the distributions for removing and for adding one example."""
-    lowest, highest = _reach(pair, tail)
+    lowest, highest = loss_reach(pair, tail)
     first, last = math.floor(lowest / interval), math.ceil(highest / interval)
     losses_L = np.arange(first, last + 1) * interval
     x_L = pair.cut(losses_L)
     mix, normal = pair.masses(x_L[1:], x_L[:-1])
     ends = np.array([-np.inf, x_L[0]]), np.array([x_L[-1], np.inf])
     (mix_above, mix_below), (normal_above, normal_below) = pair.masses(*ends)
-    remove = _connect_dots(mix, normal, losses_L[:-1], interval)
-    add = _connect_dots(normal[::-1], mix[::-1], -losses_L[:0:-1], interval)
+    remove = connect_dots(mix, normal, losses_L[:-1], interval)
+    add = connect_dots(normal[::-1], mix[::-1], -losses_L[:0:-1], interval)
     remove[0] += mix_below  # losses below the grid are raised to its lowest point
     add[0] += normal_above
     return LossGrid(interval, first, remove, float(mix_above)), LossGrid(interval, -last, add, float(normal_below))
@@ -209,21 +232,21 @@ def _poisson_grids(pair: LossPair, interval: float, tail: float) -> tuple[LossGr
 @lru_cache(maxsize=64)
 def _replace_grid(pair: LossPair, interval: float, tail: float) -> tuple[LossGrid]:
     """Return the distribution for replacing one example, which is the same in both directions."""
-    last = math.ceil(_reach(pair, tail)[1] / interval)
+    last = math.ceil(loss_reach(pair, tail)[1] / interval)
     losses_L = np.arange(last + 1) * interval
     x_L = pair.cut(losses_L)
     mix, normal = pair.masses(x_L[1:], x_L[:-1])
     mix_above, normal_above = pair.masses(np.array([-np.inf]), x_L[-1:])
     masses = np.zeros(2 * last + 1)
-    masses[last:] += _connect_dots(mix, normal, losses_L[:-1], interval)
-    masses[: last + 1] += _connect_dots(normal[::-1], mix[::-1], -losses_L[:0:-1], interval)
+    masses[last:] += connect_dots(mix, normal, losses_L[:-1], interval)
+    masses[: last + 1] += connect_dots(normal[::-1], mix[::-1], -losses_L[:0:-1], interval)
     masses[0] += normal_above[0]
     half = 0.5 / pair.noise
-    masses[last] += (1 - pair.rate) * float(_normal_mass(np.array(-half), np.array(half)))  # the kink of the curve at 0
+    masses[last] += (1 - pair.rate) * float(normal_mass(np.array(-half), np.array(half)))  # the kink of the curve at 0
     return (LossGrid(interval, -last, masses, float(mix_above[0])),)
 
 
-def _compose(grids: Sequence[LossGrid], counts: Sequence[int], window: tuple[int, int], tail: float) -> LossGrid:
+def compose(grids: Sequence[LossGrid], counts: Sequence[int], window: tuple[int, int], tail: float) -> LossGrid:
     """Return the distribution of the sum of all losses, `counts[k]` independent ones from `grids[k]`.
 
     One Fourier transform of the length of the window that holds all but `tail` of the mass. What lies outside wraps
@@ -241,7 +264,7 @@ def _compose(grids: Sequence[LossGrid], counts: Sequence[int], window: tuple[int
     return LossGrid(grids[0].interval, first, masses, tail - math.expm1(finite))
 
 
-def _window(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> tuple[int, int]:
+def window_of(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> tuple[int, int]:
     """Return indices (first, last) beyond which the sum of losses has at most `tail` mass on either side.
 
     Chernoff: P(sum > u) <= exp(K(t) - t u) for every t > 0, K being the log moment of the sum; likewise below.
@@ -250,15 +273,28 @@ def _window(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> tu
     first = sum(count * grid.first for grid, count in pairs)
     last = sum(count * (grid.first + len(grid.masses) - 1) for grid, count in pairs)
     spread = sum(count * _variance(grid) for grid, count in pairs)
-    if spread == 0:
+    if spread < 1e-200:
         return first, last
-    best = math.sqrt(-2 * math.log(tail) / spread)  # the optimal order if the sum were Gaussian
-    for order in best * 2.0 ** np.arange(-6, 5):
-        above = sum(count * grid.log_moment(order) for grid, count in pairs)
-        below = sum(count * grid.log_moment(-order) for grid, count in pairs)
-        last = min(last, math.ceil((above - math.log(tail)) / (order * interval)))
-        first = max(first, math.floor(-(below - math.log(tail)) / (order * interval)))
+    start = math.sqrt(-2 * math.log(tail) / spread)  # the optimal order if the sum were Gaussian
+
+    def reached(order: float) -> float:
+        """Return the loss beyond which the tail lies; above for positive orders, below for negative ones."""
+        moment = sum(count * grid.log_moment(order) for grid, count in pairs)
+        return (moment - math.log(tail)) / (abs(order) * interval)
+
+    last = min(last, math.ceil(_least(reached, start)))
+    first = max(first, math.floor(-_least(reached, -start)))
     return first, max(last, first)
+
+
+def _least(bound: Callable[[float], float], start: float) -> float:
+    """Return the least of `bound` around start, in steps of two; it has one valley, which may lie far below."""
+    values = [bound(start * 2.0**power) for power in range(-6, 5)]
+    power = -7  # rare large losses ask for small orders
+    while values[0] == min(values) and power > -30:
+        values.insert(0, bound(start * 2.0**power))
+        power -= 1
+    return min(values)
 
 
 def _variance(grid: LossGrid) -> float:
@@ -266,7 +302,7 @@ def _variance(grid: LossGrid) -> float:
     return float(np.sum(grid.masses * (losses - np.sum(grid.masses * losses)) ** 2))
 
 
-def _read_epsilon(grid: LossGrid, delta: float) -> float:
+def read_epsilon(grid: LossGrid, delta: float) -> float:
     """Return the smallest eps >= 0 with `infinite + sum over losses > eps of mass * (1 - exp(eps - loss)) <= delta`."""
     if grid.infinite > delta:
         return math.inf
