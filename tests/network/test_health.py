@@ -59,6 +59,38 @@ def test_a_rank_that_is_alive_but_stuck_is_named_as_such(party: Party) -> None:
     assert "nodes 6 to 8 (rank 2) is alive but" in str(error)
 
 
+def test_messages_tell_the_time_that_was_waited(party: Party) -> None:
+    health = party.healths[0]
+    with health.limit() as give_up_at:  # the whole patience: 60 % of the time-out
+        time.sleep(give_up_at - time.monotonic())
+        text = str(health.give_up(1))
+    assert "nodes 3 to 5 (rank 1) is alive but sent nothing for 1.2 s" in text
+    assert "60 % of network.timeout_seconds = 2" in text
+
+
+def test_a_connection_that_breaks_early_is_not_called_a_long_silence(party: Party) -> None:
+    with party.healths[0].limit():
+        time.sleep(0.3)
+        assert "is alive but a connection broke after a wait of 0.3 s" in str(party.healths[0].give_up(1))
+
+
+def test_a_rank_that_was_killed_is_reported_with_the_time_that_passed(party: Party) -> None:
+    party.healths[1].stop()
+    with party.healths[0].limit():
+        time.sleep(0.3)
+        text = str(party.healths[0].give_up(1))
+    assert "nodes 3 to 5 (rank 1) went silent: no heartbeat for 0.4 s, after a wait of 0.3 s" in text
+
+
+def test_a_rank_that_was_restarted_alone_is_named_as_such(party: Party) -> None:
+    for rank, health in enumerate(party.healths):
+        health.life, health.lives = f"life {rank}", [f"life {other}" for other in range(4)]
+    party.healths[2].stop()
+    party.healths[2] = party.join(2)  # beats again, and belongs to no handshake
+    time.sleep(3 * party.healths[2].interval)
+    assert "nodes 6 to 8 (rank 2) was restarted alone" in str(party.healths[0].give_up(2))
+
+
 def test_everybody_repeats_the_first_cause(party: Party) -> None:
     board = Board(party.open_store(), 2)
     assert known_cause(board) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -71,6 +72,15 @@ def test_false_causes_stops_and_heartbeats_change_nothing(tmp_path: Path) -> Non
         assert [code for code, _ in ends] == [0] * 3, ends
     alone, attacked = (load_file(tmp_path / name / "out" / "model.safetensors") for name in ("alone", "attacked"))
     assert all(torch.equal(alone[name], attacked[name]) for name in alone)
+
+
+def test_a_launcher_with_a_key_shows_progress(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(os.urandom(32))
+    given = [*TINY, "algorithm.steps=40", f"network.key_file={tmp_path / 'key'}"]
+    words = ["launch", *settings(*given), "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-m", "dpcsgp", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 40/40" in done.stdout
 
 
 def test_false_values_stop_the_run_at_most_and_are_named(tmp_path: Path) -> None:
