@@ -29,7 +29,7 @@ FALSE_NEWS = {
     "progress/0": "junk",
     "beat/1": '1 - [5, 0, ""]',
 }
-FALSE_VALUES = {f"agree/remaining releases/{rank}": f"{rank} - 3" for rank in range(3)}
+FALSE_VALUES = {"agree/run id/0": '0 - "evil"'}
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def run(folder: Path, steps: int, values: dict[str, str]) -> list[tuple[int | No
 
 def test_false_causes_stops_and_heartbeats_change_nothing(tmp_path: Path) -> None:
     for name, values in (("alone", {}), ("attacked", FALSE_NEWS)):
-        ends = run(tmp_path / name, 300, values)
+        ends = run(tmp_path / name, 100, values)
         assert [code for code, _ in ends] == [0] * 3, ends
     alone, attacked = (load_file(tmp_path / name / "out" / "model.safetensors") for name in ("alone", "attacked"))
     assert all(torch.equal(alone[name], attacked[name]) for name in alone)
@@ -87,7 +87,6 @@ def test_false_values_stop_the_run_at_most_and_are_named(tmp_path: Path) -> None
     ends = run(tmp_path / "attacked", 50, FALSE_VALUES)
     if any(code for code, _ in ends):
         assert all(code for code, _ in ends)
-        assert all("'agree/remaining releases/" in said and "Traceback" not in said for _, said in ends), ends
-    else:
-        metrics = (tmp_path / "attacked" / "out" / "metrics.jsonl").read_text()
-        assert '"step": 50' in metrics  # not the 3 that the attacker wanted
+        assert all("'agree/run id/0'" in said and "Traceback" not in said for _, said in ends), ends
+    out = tmp_path / "attacked" / "out"
+    assert not [path for path in out.rglob("*.json*") if "evil" in path.read_text()]
