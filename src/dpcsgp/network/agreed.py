@@ -1,7 +1,7 @@
 """What the processes agree on at the store, and the form and range that each of these values must have.
 
-Without a key anybody who reaches the store can write such a value: it must not become a path, a traceback or a number out
-of range in another process.
+Without a key anybody who reaches the store can write such a value: it must not become a path, a
+traceback or a number out of range in another process.
 """
 
 from __future__ import annotations

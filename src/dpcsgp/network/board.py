@@ -1,8 +1,9 @@
 """Values in the store of a run: tagged with a key if the processes share one, and checked whenever they are read.
 
-Whoever reaches the store's port can write to it. A value is stored as `AUTHOR TAG JSON`; the tag is BLAKE2b under the
-key of this start over (name, author, JSON), so that nobody without the key can alter a value, move it to another name or
-serve one of an earlier start. Without a key the tag is `-`, and only form and range of a value can be checked.
+Whoever reaches the store's port can write to it. A value is stored as `AUTHOR TAG JSON`; the tag is
+BLAKE2b under the key of this start over (name, author, JSON), so that nobody without the key can alter
+a value, move it to another name or serve one of an earlier start. Without a key the tag is `-`, and
+only form and range of a value can be checked.
 
 Legend: a *name* is a key of the store, the *author* the rank that wrote a value (-1: the launcher).
 Reference: RFC 7693 (BLAKE2).
@@ -143,8 +144,8 @@ class Board:
     def _foreign(self, name: str, text: str, why: str) -> StoreValueError:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
         return StoreValueError(
-            f"the store of the run holds {shown!r} under '{name}': {why}. Something else writes to the store: close its port "
-            "(MASTER_PORT) to all but the machines of this run, then continue with --resume"
+            f"the store of the run holds {shown!r} under '{name}': {why}. "
+            "Something else writes to the store: close its port (MASTER_PORT) to all but the machines of this run, then continue with --resume"
         )
 
 

@@ -142,14 +142,15 @@ def _refuse(board: Board, kind: str, other: int) -> NoReturn:
     where = f"'{kind}/{other}' in the store of the run"
     if kind == "confirm":
         raise SilentPeerError(
-            f"handshake: rank {other} met other processes than this one ({where} does not fit): some rank was started twice or "
-            "restarted alone, or something else writes to the store. Stop all processes, then start them all"
+            f"handshake: rank {other} met other processes than this one ({where} does not fit): "
+            "some rank was started twice or restarted alone, or something else writes to the store. Stop all processes, then start them all"
         )
     facts = _parts(board.text(f"hello/{other}") or "")[0] or {}
     version = facts.get("protocol version")
     other_version = isinstance(version, int) and version != PROTOCOL
     raise ConfigError(
-        f"handshake: rank {other} has another key in network.key_file or none, or something else writes to the store: {where} "
+        f"handshake: rank {other} has another key in network.key_file or none, or something else "
+        f"writes to the store: {where} "
         + ("carries no right tag" if board.seal.key else "is no hello")
         + (f" (it claims protocol version {version}, here {PROTOCOL})" if other_version else "")
         + "; copy the same key file to every machine, and close the store's port to all others"
