@@ -145,7 +145,8 @@ class Board:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
         return StoreValueError(
             f"the store of the run holds {shown!r} under '{name}': {why}. "
-            "Something else writes to the store: close its port (MASTER_PORT) to all but the machines of this run, then continue with --resume"
+            "Something else writes to the store: close its port (MASTER_PORT) to all but "
+            "the machines of this run, then continue with --resume"
         )
 
 
