@@ -11,6 +11,7 @@ import pytest
 
 from dpcsgp.errors import ConfigError, DpcsgpError
 from dpcsgp.network import handshake
+from dpcsgp.network.board import Board, Seal
 from dpcsgp.network.handshake import shake_hands
 from dpcsgp.network.health import Health, SilentPeerError, announce, known_cause, take_leave
 from dpcsgp.network.torch_distributed import Place, serve_store
@@ -55,15 +56,46 @@ def test_the_stopped_rank_is_named_and_not_the_one_that_waits_for_it(party: Part
 def test_a_rank_that_is_alive_but_stuck_is_named_as_such(party: Party) -> None:
     party.healths[1].waiting_for = 2
     error = party.healths[0].give_up(1)
-    assert "nodes 6 to 8 (rank 2) is alive but sent nothing" in str(error)
-    assert "network.timeout_seconds" in str(error)
+    assert "nodes 6 to 8 (rank 2) is alive but" in str(error)
+
+
+def test_messages_tell_the_time_that_was_waited(party: Party) -> None:
+    health = party.healths[0]
+    with health.limit() as give_up_at:  # the whole patience: 60 % of the time-out
+        time.sleep(give_up_at - time.monotonic())
+        text = str(health.give_up(1))
+    assert "nodes 3 to 5 (rank 1) is alive but sent nothing for 1.2 s" in text
+    assert "60 % of network.timeout_seconds = 2" in text
+
+
+def test_a_connection_that_breaks_early_is_not_called_a_long_silence(party: Party) -> None:
+    with party.healths[0].limit():
+        time.sleep(0.3)
+        assert "is alive but a connection broke after a wait of 0.3 s" in str(party.healths[0].give_up(1))
+
+
+def test_a_rank_that_was_killed_is_reported_with_the_time_that_passed(party: Party) -> None:
+    party.healths[1].stop()
+    with party.healths[0].limit():
+        time.sleep(0.3)
+        text = str(party.healths[0].give_up(1))
+    assert "nodes 3 to 5 (rank 1) went silent: no heartbeat for 0.4 s, after a wait of 0.3 s" in text
+
+
+def test_a_rank_that_was_restarted_alone_is_named_as_such(party: Party) -> None:
+    for rank, health in enumerate(party.healths):
+        health.life, health.lives = f"life {rank}", [f"life {other}" for other in range(4)]
+    party.healths[2].stop()
+    party.healths[2] = party.join(2)  # beats again, and belongs to no handshake
+    time.sleep(3 * party.healths[2].interval)
+    assert "nodes 6 to 8 (rank 2) was restarted alone" in str(party.healths[0].give_up(2))
 
 
 def test_everybody_repeats_the_first_cause(party: Party) -> None:
-    store = party.open_store()
-    assert known_cause(store) is None
-    assert announce(store, "the first", 2).text == "the first"
-    assert announce(store, "the second", 1) == ("the first", 2)
+    board = Board(party.open_store(), 2)
+    assert known_cause(board) is None
+    assert announce(board, "the first", 2).text == "the first"
+    assert announce(board, "the second", 1) == ("the first", 2)
     assert str(party.healths[3].give_up(0)) == "the first"
     time.sleep(3 * party.healths[1].interval)
     with pytest.raises(SilentPeerError, match="the first"):
@@ -77,7 +109,7 @@ def test_a_wait_without_end_ends_the_process(party: Party) -> None:
         assert give_up_at - time.monotonic() == pytest.approx(0.6 * TIMEOUT, abs=0.1)
         time.sleep(TIMEOUT)
     assert party.ended
-    assert "no answer from it or from nodes 3 to 5 (rank 1) within 2 s" in party.ended[0]
+    assert "no answer from it or from nodes 3 to 5 (rank 1) for 1." in party.ended[0]
 
 
 def test_work_outside_a_wait_may_take_as_long_as_it_likes(party: Party) -> None:
@@ -90,22 +122,27 @@ def test_work_outside_a_wait_may_take_as_long_as_it_likes(party: Party) -> None:
 def test_the_host_of_the_store_stays_until_the_others_have_gone(party: Party) -> None:
     began = time.monotonic()
     with ThreadPoolExecutor() as pool:
-        host = pool.submit(take_leave, party.open_store(), 2, 5.0)
+        host = pool.submit(take_leave, Board(party.open_store(), 0), 2, 5.0)
         time.sleep(0.4)
         assert not host.done()
-        take_leave(party.open_store(), 2, 0)
+        take_leave(Board(party.open_store(), 1), 2, 0)
         host.result()
     assert 0.4 < time.monotonic() - began < 2
 
 
-def hands(party: Party, facts: list[dict[str, object]], world_sizes: list[int], seconds: float = 1.0) -> list[Any]:
-    """Let each rank shake hands with its facts; return bytes or errors."""
+def hands(
+    party: Party,
+    facts: list[dict[str, object]],
+    world_sizes: list[int],
+    seconds: float = 1.0,
+    key: bytes | None = bytes(32),
+) -> list[Any]:
+    """Let each rank shake hands with its facts; return keys or errors."""
 
     def one(rank: int) -> Any:
         try:
-            return shake_hands(
-                party.open_store(), rank, world_sizes[rank], facts[rank], party.healths[rank], seconds
-            )  # fmt: skip
+            board = Board(party.open_store(), rank, Seal(key))
+            return shake_hands(board, world_sizes[rank], facts[rank], party.healths[rank], seconds)
         except DpcsgpError as error:
             return error
 
@@ -113,12 +150,13 @@ def hands(party: Party, facts: list[dict[str, object]], world_sizes: list[int], 
         return list(pool.map(one, range(len(facts))))
 
 
-def test_equal_facts_give_everybody_the_same_fresh_bytes(party: Party) -> None:
+def test_equal_facts_give_everybody_the_same_key_of_this_start(party: Party) -> None:
     shapes: dict[str, object] = {"input shape": (8, 8)}
     first = hands(party, [shapes] * 3, [3] * 3)
     assert isinstance(first[0], bytes)
     assert first[0] == first[1] == first[2]
     assert hands(Party(3), [shapes] * 3, [3] * 3)[0] != first[0]
+    assert hands(Party(3), [shapes] * 3, [3] * 3, key=None) == [None] * 3
 
 
 def test_every_rank_names_a_differing_key(party: Party) -> None:
@@ -138,7 +176,7 @@ def test_a_rank_of_another_world_is_named(party: Party) -> None:
 def test_another_protocol_version_is_named(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "PROTOCOL", 99)
     party.open_store().set("hello/1", '{"facts": {"protocol version": 1, "world size": 2}, "fresh": ""}')
-    (error,) = hands(party, [{}], [2])
+    (error,) = hands(party, [{}], [2], key=None)
     assert "rank 1 has protocol version = 1 (rank 0: 99)" in str(error)
 
 

@@ -21,10 +21,12 @@ from dpcsgp.cli.children import Child, Nursery, cores_per_process, nursery
 from dpcsgp.cli.session import check_quickly, downloads, new_folder, open_config
 from dpcsgp.cli.tables import outcome_table, plan_table
 from dpcsgp.cli.watching import progress_line
+from dpcsgp.compression import frames
 from dpcsgp.config import Config
 from dpcsgp.errors import DpcsgpError
-from dpcsgp.network.health import Store, announce, known_cause, label
-from dpcsgp.network.torch_distributed import Place, serve_store, spread
+from dpcsgp.network.board import LAUNCHER, Board, Seal
+from dpcsgp.network.health import announce, known_cause, label
+from dpcsgp.network.torch_distributed import START, Place, serve_store, spread
 from dpcsgp.signals import STOPPING, SignalCatcher
 from dpcsgp.simulation import previous_processes
 
@@ -61,7 +63,7 @@ def launch_session(
     words += [word for setting in settings for word in ("--set", setting)]
     words += ["--resume"] * resume + ["--allow-divergence"] * allow_divergence
     server = serve_store()
-    place = Place(0, len(hosting), "127.0.0.1", server.port)
+    place = Place(0, len(hosting), "127.0.0.1", server.port, start=os.urandom(16).hex())
     started = time.time()
     with nursery(_environment(place)) as workers:  # imports while the data are loaded here
         with downloads(console) as bars:  # once, and before ten processes ask for the same files
@@ -103,22 +105,23 @@ def _supervise(
     config: Config,
 ) -> None:
     """Start the workers and watch them to their end; raise if one failed."""
-    store = place.open_store(timeout=10)
+    key = frames.load_key(config.network.key_file) if config.network.key_file else None
+    board = Board(place.open_store(timeout=10), LAUNCHER, Seal(key, place.start))
     with (
         tempfile.TemporaryDirectory() as folder,
         Signals(console) as signals,
-        progress_line(console, config, store, place.world_size) as show,
+        progress_line(console, config, board, place.world_size) as show,
     ):
         children = workers.start(words, place.world_size, Path(folder))
         while any(child.code is None for child in children):
             signals.pass_on(children)
             show()
             workers.look()
-            _tell_of_failures(store, children, hosting)
-            _end_survivors(store, children, config.network.timeout_seconds)
+            _tell_of_failures(board, children, hosting)
+            _end_survivors(board, children, config.network.timeout_seconds)
             time.sleep(_POLL_SECONDS)
         show()
-        _raise_if_failed(store, children, hosting, signals.asked)
+        _raise_if_failed(board, children, hosting, signals.asked)
 
 
 def _environment(place: Place) -> dict[str, str]:
@@ -131,6 +134,7 @@ def _environment(place: Place) -> dict[str, str]:
         "MASTER_ADDR": place.host,
         "MASTER_PORT": str(place.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        START: place.start,
         "OMP_NUM_THREADS": str(cores_per_process(place.world_size)),
     }
 
@@ -157,20 +161,20 @@ class Signals(SignalCatcher):
             self._console.print(STOPPING, style="yellow")
 
 
-def _tell_of_failures(store: Store, children: Sequence[Child], hosting: Sequence[tuple[int, ...]]) -> None:
+def _tell_of_failures(board: Board, children: Sequence[Child], hosting: Sequence[tuple[int, ...]]) -> None:
     """Tell the others of a process that cannot do it itself any more."""
     for child in children:
-        if child.failed and known_cause(store) is None:
+        if child.failed and known_cause(board) is None:
             name = label(hosting[child.rank], child.rank)
-            announce(store, f"{name} went silent: {child.complaint()}; continue with --resume", child.rank)
+            announce(board, f"{name} went silent: {child.complaint()}; continue with --resume", child.rank)
 
 
-def _end_survivors(store: Store, children: Sequence[Child], timeout: float) -> None:
+def _end_survivors(board: Board, children: Sequence[Child], timeout: float) -> None:
     """Once the run has failed, give everybody time to notice; only the one to blame may be stopped for good."""
     ends = [child.ended_at for child in children if child.failed]
     if not ends:
         return
-    cause = known_cause(store)
+    cause = known_cause(board)
     alive = [child for child in children if child.code is None]
     only_culprit = cause is not None and all(child.rank == cause.rank for child in alive)
     if time.monotonic() > (max(ends) + 1 if only_culprit else min(ends) + timeout):
@@ -179,14 +183,14 @@ def _end_survivors(store: Store, children: Sequence[Child], timeout: float) -> N
 
 
 def _raise_if_failed(
-    store: Store, children: Sequence[Child], hosting: Sequence[tuple[int, ...]], asked_to_stop: int
+    board: Board, children: Sequence[Child], hosting: Sequence[tuple[int, ...]], asked_to_stop: int
 ) -> None:
     failed = [child for child in children if child.failed]
     if not failed:
         return
     if asked_to_stop:
         raise Interrupted("stopped before this step was finished; continue from the last checkpoint with --resume")
-    cause = known_cause(store)
+    cause = known_cause(board)
     said = [f"  {label(hosting[child.rank], child.rank)}: {child.complaint()}" for child in failed]
     error = RunFailed("\n".join([cause.text if cause else "the run did not finish", "what the processes said:", *said]))
     error.exit_code = 2 if all(child.code == 2 for child in failed) else 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from dpcsgp import training
 from dpcsgp.config import Config
-from dpcsgp.network.health import Store, read
+from dpcsgp.network.agreed import whole
+from dpcsgp.network.board import Board
 
 PAUSE_SECONDS = 0.5
 
@@ -22,8 +22,8 @@ PAUSE_SECONDS = 0.5
 class Publisher:
     """Tells the store where this process stands, at most twice a second."""
 
-    def __init__(self, store: Store, rank: int, run: training.Run) -> None:
-        self._store, self._rank, self._run = store, rank, run
+    def __init__(self, board: Board, run: training.Run) -> None:
+        self._board, self._run = board, run
         self._next = 0.0
 
     def __call__(self, progress: training.Progress) -> bool:
@@ -40,12 +40,12 @@ class Publisher:
             "epsilon": max(self._run.epsilon_spent()),
             "bytes_per_edge": self._run.network.traffic.bytes_per_edge,
         }
-        self._store.set(f"progress/{self._rank}", json.dumps(facts))
+        self._board.put(f"progress/{self._board.rank}", facts)
         return True
 
 
 @contextmanager
-def progress_line(console: Console, config: Config, store: Store, world_size: int) -> Iterator[Callable[[], None]]:
+def progress_line(console: Console, config: Config, board: Board, world_size: int) -> Iterator[Callable[[], None]]:
     """Yield a function that brings the line up to date; without a terminal it prints about ten lines in all."""
     total = config.algorithm.steps + config.algorithm.polish_rounds
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn()]
@@ -55,7 +55,7 @@ def progress_line(console: Console, config: Config, store: Store, world_size: in
 
         def show() -> None:
             nonlocal printed
-            found = _everybody(store, world_size)
+            found = _everybody(board, world_size)
             if found is None:
                 return
             done, text = _describe(found, config)
@@ -69,11 +69,25 @@ def progress_line(console: Console, config: Config, store: Store, world_size: in
         yield show
 
 
-def _everybody(store: Store, world_size: int) -> list[dict[str, Any]] | None:
-    """Return where every process stands; None before all have made a step."""
-    texts = [read(store, f"progress/{rank}") for rank in range(world_size)]
-    facts = [json.loads(text) for text in texts if text]
+def _everybody(board: Board, world_size: int) -> list[dict[str, Any]] | None:
+    """Return where every process stands; None before all have made a step (or if somebody else wrote in its place)."""
+    notes = [board.peek(f"progress/{rank}", rank, _fault) for rank in range(world_size)]
+    facts = [note.value for note in notes if note]
     return facts if len(facts) == world_size else None
+
+
+def _fault(value: Any) -> str | None:
+    """Say what was expected in the place of a process's progress."""
+    right = (
+        isinstance(value, dict)
+        and whole(value.get("step"))
+        and whole(value.get("polished"))
+        and isinstance(value.get("accuracy"), list | None)
+        and all(isinstance(accuracy, float | int) for accuracy in value["accuracy"] or [])
+        and isinstance(value.get("epsilon"), float | int)
+        and isinstance(value.get("bytes_per_edge"), float | int)
+    )
+    return None if right else "step, polished, accuracy, epsilon and bytes per edge"
 
 
 def _describe(facts: list[dict[str, Any]], config: Config) -> tuple[int, str]:

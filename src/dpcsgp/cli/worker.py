@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from dpcsgp.compression import frames
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError, DivergenceError, DpcsgpError, PrivateStepError
 from dpcsgp.merging import SharedFolder, StateFiles, merge_parts, merge_rows, merge_summaries, write_part
+from dpcsgp.network.board import Board, Seal
 from dpcsgp.network.handshake import shake_hands
 from dpcsgp.network.health import Health, announce, end_process, label, take_leave
 from dpcsgp.network.torch_distributed import Place, TorchDistributed, leave_group, spread
@@ -62,8 +64,10 @@ class Party:
 
     place: Place
     store: Any
+    board: Board
     health: Health
     config: Config
+    key: bytes | None
     quiet: bool
 
     @property
@@ -100,23 +104,28 @@ def take_part(place: Place, assignment: Assignment) -> Outcome:
     if assignment.out is None:
         raise ConfigError("--out FOLDER is needed when several processes write one results folder")
     store = place.open_store(START_SECONDS, hosting=place.hosts_store)
-    name, linger = f"rank {place.rank}", 1.0
+    board, name, linger = Board(store, place.rank), f"rank {place.rank}", 1.0
     try:
         config = assignment.open_config()
+        key = frames.load_key(config.network.key_file) if config.network.key_file else None
+        board.seal = Seal(key, place.start)
         timeout = config.network.timeout_seconds
         hosting = spread(build_topology(config).num_nodes, place.world_size)
         store.set_timeout(timedelta(seconds=timeout))
-        health = Health(lambda: place.open_store(timeout), place.rank, hosting, timeout)
+        health = Health(lambda: place.open_store(timeout), place.rank, hosting, timeout, seal=board.seal)
         name, linger = label(hosting[place.rank], place.rank), health.linger
-        outcome = _session(Party(place, store, health, config, assignment.quiet), assignment, assignment.out)
+        outcome = _session(
+            Party(place, store, board, health, config, key, assignment.quiet), assignment, assignment.out
+        )
         health.stop()
         leave_group()
-        take_leave(store, place.world_size, timeout if place.hosts_store else 0)
+        with suppress(RuntimeError):  # all is written: who still serves the store does not matter any more
+            take_leave(board, place.world_size, timeout if place.hosts_store else 0)
         return outcome
     except BaseException as error:
         # Texts of this package are written to be told; those of other code may quote what it worked on.
         text = str(error) if isinstance(error, DpcsgpError) else type(error).__name__
-        _tell_the_others(place, store, f"{name} gave up: {text}", linger)
+        _tell_the_others(board, place.world_size, f"{name} gave up: {text}", linger)
         raise
 
 
@@ -138,12 +147,12 @@ def worker_command(*arguments: Any) -> dict[str, Any]:
         end_process(f"{type(error).__name__}: {error}")
 
 
-def _tell_the_others(place: Place, store: Any, cause: str, linger: float) -> None:
+def _tell_the_others(board: Board, world_size: int, cause: str, linger: float) -> None:
     """Leave the cause (the first one counts), let go of all connections, and stay until the others have read it."""
     try:
-        announce(store, cause, place.rank)
+        announce(board, cause, board.rank)
         leave_group()
-        take_leave(store, place.world_size, linger)
+        take_leave(board, world_size, linger)
     except RuntimeError:
         pass  # the store has gone: everybody notices that without being told
 
@@ -187,13 +196,12 @@ def _session(party: Party, assignment: Assignment, out: Path) -> Outcome:
 
 
 def _meet(party: Party, blueprint: Blueprint, resume: bool) -> TorchDistributed:
-    """Shake hands and connect; the tags of this start's frames fit no other start."""
-    place, config = party.place, party.config
-    key = frames.load_key(Path(config.network.key_file)) if config.network.key_file else None
-    facts = handshake_facts(blueprint, key, resume)
-    fresh = shake_hands(party.store, place.rank, place.world_size, facts, party.health, START_SECONDS)
-    run_key = frames.run_key(key, fresh) if key else None
-    backend = "nccl" if config.run.device.startswith("cuda") else "gloo"
+    """Shake hands and connect; the tags of this start's frames and values in the store fit no other start."""
+    place, board = party.place, party.board
+    facts = handshake_facts(blueprint, party.key, resume)
+    run_key = shake_hands(board, place.world_size, facts, party.health, START_SECONDS)
+    board.seal.advance(run_key)
+    backend = "nccl" if party.config.run.device.startswith("cuda") else "gloo"
     return TorchDistributed(blueprint.topology, place, party.store, party.health, run_key, backend)
 
 
@@ -250,17 +258,17 @@ def _train(
     also_stop: Callable[[int], bool],
 ) -> training.Progress:
     place, health, console = party.place, party.health, party.console
-    publish = Publisher(party.store, place.rank, run)
+    publish = Publisher(party.board, run)
     with (
         StopSignal(console.print, also_stop) as stop,
-        progress_line(console, party.config, party.store, place.world_size) as show,
+        progress_line(console, party.config, party.board, place.world_size) as show,
     ):
-        agreed = AgreedStop(party.store, stop, pace)
+        agreed = AgreedStop(party.board, place.world_size, health, stop, pace)
 
         def should_stop(step: int) -> bool:
             health.raise_if_failed()
             with health.limit():
-                return agreed.is_set(step)
+                return agreed.is_set(step)  # asks the store only once somebody wants to stop
 
         def watch(progress: training.Progress) -> None:
             with health.limit():

@@ -8,6 +8,7 @@ Legend: N hosted nodes, S senders heard, B bytes of a frame, D columns.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -25,9 +26,13 @@ from torch import Tensor
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import Topology
+from dpcsgp.network.agreed import fault_of
+from dpcsgp.network.board import Board, StoreValueError
 from dpcsgp.network.health import Health, SilentPeerError
 from dpcsgp.network.mixing import Mixer
 from dpcsgp.network.traffic import Traffic
+
+START = "DPCSGP_START"  # in the environment of the launcher's workers
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Place:
     port: int
     hosts_store: bool = False
     attempt: int = 0
+    start: str = ""  # what the launcher of this start drew and told its workers only
 
     @classmethod
     def from_environment(cls) -> Place | None:
@@ -57,19 +63,36 @@ class Place:
             int(os.environ.get("MASTER_PORT", "29500")),
             hosts_store=rank == 0 and not agent,
             attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            start=os.environ.get(START, ""),
         )
 
     def open_store(self, timeout: float, hosting: bool = False) -> dist.Store:
         """Connect to the run's key-value store (`hosting`: this process serves it)."""
         limit = timedelta(seconds=timeout)
         try:
+            if not hosting:
+                _await_port(self.host, self.port, timeout)  # torch's own attempts take up to twice the limit
             store = dist.TCPStore(self.host, self.port, is_master=hosting, wait_for_workers=False, timeout=limit)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise SilentPeerError(
                 f"rank {self.rank} cannot reach the store of the run at {self.host}:{self.port} within {timeout:g} s; "
                 "start rank 0 first, and check MASTER_ADDR, MASTER_PORT and the firewall"
             ) from error
         return dist.PrefixStore(f"dpcsgp/{self.attempt}", store)
+
+
+def _await_port(host: str, port: int, seconds: float) -> None:
+    """Wait until somebody listens; OSError if nobody does in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = max(deadline - time.monotonic(), 0.01)
+        try:
+            socket.create_connection((host, port), timeout=min(left, 5.0)).close()
+            return
+        except OSError:
+            if time.monotonic() + 0.1 > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def serve_store() -> dist.TCPStore:
@@ -120,6 +143,7 @@ class TorchDistributed(Mixer):
         super().__init__(topology, hosting[place.rank])
         self.topology, self.key = topology, key
         self._place, self._store, self._health = place, store, health
+        self._board = Board(store, place.rank, health.seal)
         self._device = _device(backend)
         rank_of = {node: rank for rank, nodes in enumerate(hosting) for node in nodes}
         self.traffic = Traffic.of(topology, self.nodes)
@@ -154,23 +178,30 @@ class TorchDistributed(Mixer):
 
     def agree(self, name: str, value: Any, seconds: float | None = None) -> list[Any]:
         """Publish a small JSON value and wait for everybody's, by rank."""
-        keys = [f"agree/{name}/{rank}" for rank in range(self._place.world_size)]
+        own = self._place.rank
         with self._health.limit(seconds) as give_up_at:
             try:
-                self._store.set(keys[self._place.rank], json.dumps(value))
-                for rank, key in enumerate(keys):
-                    self._health.waiting_for = rank if rank != self._place.rank else -1
-                    self._await(key, rank, give_up_at)
-                return [json.loads(self._store.get(key)) for key in keys]
+                self._board.put(f"agree/{name}/{own}", value)
+                values = [
+                    value if rank == own else self._await(name, value, rank, give_up_at)
+                    for rank in range(self._place.world_size)
+                ]
+                return json.loads(json.dumps(values))  # the own value as the others see it
             except RuntimeError as error:
                 raise self._health.give_up(max(self._health.waiting_for, 0)) from error
 
-    def _await(self, key: str, rank: int, give_up_at: float) -> None:
+    def _await(self, name: str, mine: Any, rank: int, give_up_at: float) -> Any:
         """Poll: a blocking read of the store might never come back."""
-        pause = 0.001
-        while not self._store.check([key]):
+        key, pause, self._health.waiting_for = f"agree/{name}/{rank}", 0.001, rank
+        while True:
+            late = time.monotonic() > give_up_at
+            # With a key, what somebody else wrote may still be replaced by the right value.
+            patient = self._health.seal.key is not None and not late
+            with contextlib.suppress(StoreValueError) if patient else contextlib.nullcontext():
+                if note := self._board.look(key, rank, fault_of(name, mine, rank)):
+                    return note.value
             self._health.raise_if_failed()
-            if time.monotonic() > give_up_at:
+            if late:
                 raise self._health.give_up(rank)
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
