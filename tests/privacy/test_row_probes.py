@@ -10,13 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpcsgp.errors import ModelError
-from dpcsgp.privacy.probing import RowDependence, check_examples_independent, check_gradients_reach
+from dpcsgp.privacy.probing import (
+    RowDependence,
+    check_examples_independent,
+    check_gradients_reach,
+    check_sums,
+    row_dependences,
+)
 
 EXAMPLE = torch.zeros(4), torch.tensor(0)
 
 
 def entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().sum(1)
 
 
 class Layer(nn.Module):
@@ -151,11 +161,23 @@ HONEST: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_honest_models_pass_without_any_dependence(name: str) -> None:
+def test_honest_models_pass(name: str) -> None:
     example = torch.zeros(5, 4), torch.tensor(0)
+    torch.manual_seed(0)
     module = HONEST[name]()
-    assert not check_examples_independent(module, example[0], batch_sizes=[50])
-    assert not check_gradients_reach(module, entropy, example, batch_sizes=[50])
+    check_examples_independent(module, example[0], batch_sizes=[50])
+    check_gradients_reach(module, entropy, example, batch_sizes=[50])
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+def test_a_number_of_rows_is_probed_for_the_engine(rows: int) -> None:
+    """Elementwise arithmetic is the same in every place; a rounding that follows the place is told."""
+    exact = nn.Sequential(Layer(lambda x: x + 1), Layer(lambda x: x * scale))
+    scale = nn.Parameter(torch.full((4,), 2.0))
+    assert row_dependences(exact, square, (torch.zeros(4), torch.zeros(4)), rows=rows) == ()
+    exact.append(Layer(lambda x: x * (1 + 2**-22 * (torch.arange(len(x)) == 1)[:, None])))
+    found = row_dependences(exact, square, (torch.zeros(4), torch.zeros(4)), rows=rows)
+    assert found[0] == RowDependence("2", "output", "place", rows)
 
 
 def test_models_that_cannot_bear_extreme_values_pass() -> None:
@@ -166,3 +188,26 @@ def test_models_that_cannot_bear_extreme_values_pass() -> None:
 
     check_examples_independent(within(strict), torch.zeros(4))
     check_gradients_reach(within(strict), entropy, EXAMPLE)
+
+
+def clipped(batch: tuple[Tensor, Tensor], clip: float) -> Tensor:
+    lengths = batch[0].norm(dim=1, keepdim=True)
+    return (batch[0] * (clip / lengths).clamp(max=1)).sum(0)
+
+
+SUMS: dict[str, Callable[[tuple[Tensor, Tensor], float], Tensor]] = {
+    "divided by the number": lambda batch, clip: clipped(batch, clip) / len(batch[0]),
+    "not clipped": lambda batch, clip: batch[0].sum(0),
+    "clipped together": lambda batch, clip: clipped((batch[0].sum(0, keepdim=True), batch[1]), clip),
+    "mixed in larger batches": lambda batch, clip: clipped(batch, clip) * (1 + 0.1 * (len(batch[0]) > 16)),
+}
+
+
+@pytest.mark.parametrize("together", [1, 9])
+def test_sums_are_those_of_their_parts(together: int) -> None:
+    batch = torch.randn(17, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(17)
+    check_sums(clipped, batch, together)
+    for name in SUMS:
+        if together == 1 or name != "not clipped":  # two halves do not tell
+            with pytest.raises(ModelError, match="not the sum of the gradients"):
+                check_sums(SUMS[name], batch, together)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -27,7 +28,7 @@ from dpcsgp.privacy.models import label
 from dpcsgp.privacy.row_probes import RowDependence, RowProbe, nested, watch_outputs
 from dpcsgp.randomness import torch_seed
 
-__all__ = ["RowDependence", "check_examples_independent", "check_gradients_reach", "check_sums"]
+__all__ = ["RowDependence", "check_examples_independent", "check_gradients_reach", "check_sums", "row_dependences"]
 
 Pair = tuple[Tensor, Tensor]
 Sums = Callable[[Pair, float], Tensor]
@@ -74,10 +75,7 @@ def _check_rows(
     module: nn.Module, loss: Loss | None, example: Pair, public: Pair | None, batch_sizes: Sequence[int]
 ) -> tuple[RowDependence, ...]:
     """Refuse memory, then dependence between rows, at all sizes that can be afforded."""
-
-    def batch(rows: int, purpose: str) -> Pair:
-        return _probe_pair(example, purpose, public, rows)
-
+    batch = partial(_probe_pair, example, public=public)
     batches = [batch(_REMEMBERED, purpose) for purpose in ("first", "second", "third")]
     check_memory(module, loss, batches, _hostile(batches[0]))
     probed = copy.deepcopy(module).train()
@@ -90,6 +88,21 @@ def _check_rows(
     most = _MOST_VALUES // values
     for size in _affordable([size for size in (*batch_sizes, *_LADDER) if size <= most], _MOST_WORK / (work * passes)):
         probe.compare(size, thorough=False)
+    return probe.found
+
+
+def row_dependences(
+    module: nn.Module, loss: Loss, example: Pair, public: Pair | None = None, rows: int = 64
+) -> tuple[RowDependence, ...]:
+    """Return where an example's values differ in the last place among other companions or in other places of `rows`.
+
+    For an engine that runs passes of one public number of rows: none found, and this shape treats rows alike.
+    Differences beyond the last places are refused.
+    """
+    probed = copy.deepcopy(module).train()
+    batch = partial(_probe_pair, example, public=public)
+    probe = RowProbe(probed, loss, batch, _without_chance(probed, batch(_NUM_EXAMPLES, "first")[0]))
+    probe.compare(rows)
     return probe.found
 
 
@@ -173,7 +186,7 @@ def check_gradients_reach(
     Returns where one example's loss or gradients differ in the last place only.
     """
     probe = copy.deepcopy(module).train()
-    inputs, targets = _probe_pair(example, "input", public)
+    inputs, targets = _probe_pair(example, _NUM_EXAMPLES, "input", public)
     named = [(name, parameter) for name, parameter in probe.named_parameters() if parameter.requires_grad]
     with torch_seed(0, "model probe masks"), torch.enable_grad():
         losses = loss(probe(inputs), targets)
@@ -197,11 +210,11 @@ def check_gradients_reach(
     room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
     room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(steady, inputs[:2])[0])
     for size in _affordable([size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES], room):
-        check_sums(sums, _probe_pair(example, "input", public, size), (size + 1) // 2)
+        check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
     return found
 
 
-def _probe_pair(example: Pair, purpose: str, public: Pair | None, rows: int = _NUM_EXAMPLES) -> Pair:
+def _probe_pair(example: Pair, rows: int, purpose: str, public: Pair | None) -> Pair:
     """Return inputs and targets of the same rows."""
     inputs, targets = (
         _probe_batch(part, purpose, None if public is None else public[kind], rows) for kind, part in enumerate(example)
@@ -234,33 +247,36 @@ def check_sums(sums: Sums, batch: Pair, together: int = 1) -> None:
 
     That is what bounds an example's influence, whatever layers, hooks, losses and batch sizes do.
     """
-    rows = [slice(start, start + together) for start in range(0, len(batch[0]), together)]
-    parts = [(batch[0][part], batch[1][part]) for part in rows]
-    gradients = [sums(part, _NO_CLIPPING) for part in parts]
-    _refuse_other_sum(sums(batch, _NO_CLIPPING), gradients, len(batch[0]))
-    clip = float(gradients[0].double().norm()) / together / 2
-    if clip > 0:
+    clip, longest = 0.0, 0.0
+    whole_D = torch.zeros_like(sums(batch, _NO_CLIPPING), dtype=torch.float64)
+    short_D = whole_D.clone()
+    for start in range(0, len(batch[0]), together):
+        part = batch[0][start : start + together], batch[1][start : start + together]
+        gradient_D = sums(part, _NO_CLIPPING)
+        length = _norm(gradient_D)
+        clip, longest = clip or length / together / 2, max(longest, length)
+        whole_D += gradient_D
         # Single examples are clipped by hand: that tests the clipping as well as the sum.
-        short = (
-            [_shortened(part_D, clip) for part_D in gradients]
-            if together == 1
-            else [sums(part, clip) for part in parts]
-        )
-        _refuse_other_sum(sums(batch, clip), short, len(batch[0]))
+        if together > 1 and clip:
+            gradient_D, length = sums(part, clip), clip
+        short_D += gradient_D * min(1.0, clip / max(length, 1e-30))
+    _refuse_difference(sums(batch, _NO_CLIPPING) - whole_D, longest * len(batch[0]))
+    if clip:
+        _refuse_difference(sums(batch, clip) - short_D, clip * len(batch[0]))
 
 
-def _shortened(gradient_D: Tensor, clip: float) -> Tensor:
-    return gradient_D * min(1.0, clip / max(float(gradient_D.double().norm()), 1e-30))
+def _norm(vector_D: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector_D, dtype=torch.float64))
 
 
-def _refuse_other_sum(whole_D: Tensor, parts_D: Sequence[Tensor], num_examples: int) -> None:
-    """Refuse if the sum of the parts is not the whole."""
-    sum_D, longest = torch.stack(list(parts_D)).double().sum(0), max(float(part.double().norm()) for part in parts_D)
-    if not float((whole_D.double() - sum_D).norm()) <= _SUM_TOLERANCE * num_examples * longest + 1e-30:
+def _refuse_difference(difference_D: Tensor, size: float) -> None:
+    """Refuse if the whole is not the sum of its parts."""
+    if not _norm(difference_D) <= _SUM_TOLERANCE * size + 1e-30:
         raise ModelError(
-            "loss or model: the gradient of a batch is not the sum of the gradients of its examples. Something depends on the "
-            "other examples or on how many there are (a mean over the batch, a recurrent layer without batch_first=True), "
-            "so no example has a gradient of its own; divide by public constants and treat examples one by one"
+            "loss or model: the gradient of a batch is not the sum of the gradients of its examples. Something depends on "
+            "the other examples or on how many there are (a mean over the batch, a recurrent layer without "
+            "batch_first=True), so no example has a gradient of its own; divide by public constants and treat examples one "
+            "by one"
         )
 
 
