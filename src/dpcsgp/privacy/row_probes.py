@@ -33,15 +33,17 @@ _HUGE: Final = 1e30
 _EXTREMES: Final = (_HUGE, float("nan"), float("inf"), 1e-40, 0.0)
 
 
-_Key = tuple[str, str, int]
+Named = Literal["output", "loss", "gradient"]
+Kind = Literal["companions", "place"]
+_Key = tuple[str, Named, int]
 
 
 class RowDependence(NamedTuple):
     """A last-place difference of one example's values, in a batch of `rows`."""
 
     layer: str  # "" is the model itself, "loss" the loss
-    value: Literal["output", "loss", "gradient"]
-    kind: Literal["companions", "place"]
+    value: Named
+    kind: Kind
     rows: int
 
 
@@ -128,25 +130,37 @@ class RowProbe:
         return True
 
     def _compare_all_places(self, first: Pair, rows: int) -> None:
-        """Put one row in every place: all must come out the same."""
-        inputs, targets = (part[:1].expand(rows, *part.shape[1:]).clone() for part in first)
-        values = self._values(self._steady, (inputs, targets))
-        self._judge([(key, part[:1].expand_as(part), part) for key, part in values], "place", rows)
+        """Put one row in every place: all must come out the same.
 
-    def _judge(self, pairs: list[tuple[_Key, Tensor, Tensor]], kind: Literal["companions", "place"], rows: int) -> None:
-        """Refuse at the first layer that mixes rows; note the first that differs in last places."""
-        tolerance: float | None = None
-        for key, here, there in pairs:
-            if same_bits(here, there):
+        Matrix products round by place, by more units the longer their sums are, so the scale is that of the
+        layer and not of the row; what would mix rows shows among other companions.
+        """
+        scales = {value.key: _largest(value.rows) for value in self._values(self._steady, first)}
+        inputs, targets = (part[:1].expand(rows, *part.shape[1:]).clone() for part in first)
+        for key, part in self._values(self._steady, (inputs, targets)):
+            here = part[:1].expand_as(part)
+            if same_bits(here, part):
                 continue
-            if tolerance is None:
-                tolerance = _LAST_PLACES
-            scale = torch.finfo(here.dtype).eps if here.is_floating_point() or here.is_complex() else 0.0
-            if not _within(here, there, tolerance * scale if tolerance == _LAST_PLACES else tolerance):
+            if not _within(here, part, _LOOSE * scales.get(key, 0.0)):
                 raise ModelError(self._words(key))
-            if tolerance == _LAST_PLACES:
-                self._found[RowDependence(key[0], key[1], kind, rows)] = None  # pyright: ignore[reportArgumentType]
-                tolerance = _LOOSE
+            self._note(key, "place", rows)
+            return  # what follows may have rounded values for its cause
+
+    def _judge(self, pairs: list[tuple[_Key, Tensor, Tensor]], kind: Kind, rows: int) -> None:
+        """Refuse at the first layer that mixes rows; note the first that differs in last places."""
+        rounded = False
+        for key, here, there in pairs:
+            if same_bits(here, there) or (rounded and key[1] == "gradient"):  # which may jump for a last place
+                continue
+            unit = torch.finfo(here.dtype).eps if here.is_floating_point() or here.is_complex() else 0.0
+            if not _within(here, there, (_LOOSE if rounded else _LAST_PLACES * unit) * _largest(here)):
+                raise ModelError(self._words(key))
+            if not rounded:
+                self._note(key, kind, rows)
+            rounded = True
+
+    def _note(self, key: _Key, kind: Kind, rows: int) -> None:
+        self._found[RowDependence(key[0], key[1], kind, rows)] = None
 
     def _words(self, key: _Key) -> str:
         name, value, _ = key
@@ -246,12 +260,17 @@ def _extreme(batch: Pair, value: float) -> Pair | None:
     return inputs, targets
 
 
-def _within(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Tell whether all differences are small against the largest finite value of the row."""
+def _largest(part: Tensor) -> float:
+    """Return the largest finite size of a value."""
+    finite = part[part.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _within(one: Tensor, other: Tensor, most: float) -> bool:
+    """Tell whether no finite value differs by more, and the others not at all."""
     odd = ~one.isfinite()
     if one.shape != other.shape or not torch.equal(odd, ~other.isfinite()) or not same_bits(one[odd], other[odd]):
         return False
-    here, there = (
-        part[part.isfinite()].to(torch.complex128 if part.is_complex() else torch.float64) for part in (one, other)
-    )
-    return not here.numel() or float((here - there).abs().max()) <= tolerance * float(here.abs().max())
+    exact = torch.complex128 if one.is_complex() else torch.float64
+    differences = (one[~odd].to(exact) - other[~odd].to(exact)).abs()
+    return not differences.numel() or float(differences.max()) <= most
