@@ -81,12 +81,16 @@ class OwnData:
         sizes = tuple(self.facts.num_examples[node] for node in nodes)
         return Supervised(module, inputs, targets, sizes, self.test, self.loss, self.metrics)
 
-    def check(self, module: nn.Module) -> None:
-        """Refuse a model, loss or labels that do not fit together or cannot be trained privately."""
+    def check(self, module: nn.Module, batch_sizes: Sequence[int] = ()) -> None:
+        """Refuse a model, loss or labels that do not fit together or cannot be trained privately.
+
+        `batch_sizes` are the expected ones of the run: what happens only in batches of such a size is found too.
+        """
         inputs, targets = self.example
+        sizes = sorted(set(batch_sizes), reverse=True)
         try:
-            check_examples_independent(module, inputs, self.test[0] if self.test else None)
-            check_gradients_reach(module, self.loss, (inputs, targets), self.test)
+            check_examples_independent(module, inputs, self.test[0] if self.test else None, sizes)
+            check_gradients_reach(module, self.loss, (inputs, targets), self.test, sizes)
             if self.loss is LOSSES["cross_entropy"][0]:
                 self._check_labels(module)
         except DpcsgpError:

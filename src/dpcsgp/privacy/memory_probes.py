@@ -1,0 +1,207 @@
+"""Refuse models and losses that remember what they saw: it would carry private data past the noise.
+
+The law: two copies see different data in the same shapes; they must hold the same afterwards, and
+compute what a fresh copy computes. Caches by shape and counters of calls obey it; running means
+and hoards do not, nor do schedules by calls: the number of calls of a step follows the number of
+examples drawn, which is secret. What copies have in common (closures, globals, attributes of
+classes) is watched in place: there only whole numbers that advance evenly count as counters.
+
+Legend: P probe examples.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dpcsgp.errors import ModelError
+from dpcsgp.privacy.contents import Tokens, own, shared
+from dpcsgp.privacy.models import label
+from dpcsgp.randomness import torch_seed
+
+Pair = tuple[Tensor, Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
+
+_PAST_THE_NOISE = "so it would carry private data past the noise"
+_REPEATS = 2.0**-16  # where even fresh copies differ in bits (devices that add in any order)
+
+
+class _Learner(NamedTuple):
+    """A copy of the model and, unless the model alone is probed, of the loss."""
+
+    module: nn.Module
+    loss: Loss | None
+
+    def copy(self) -> _Learner:
+        return _Learner(copy.deepcopy(self.module).train(), _copied(self.loss))
+
+    def run(self, batch: Pair) -> list[tuple[str, Tensor]]:
+        """Do what a training step does with a batch; return outputs, losses and gradients."""
+        inputs, targets = (part.clone() for part in batch)
+        with torch_seed(0, "model probe masks"), torch.set_grad_enabled(self.loss is not None):
+            outputs = self.module(inputs)
+            results = [("model", part) for part in tensors(outputs)]
+            if self.loss is not None:
+                losses = self.loss(outputs, targets)
+                trained = [value for value in self.module.parameters() if value.requires_grad]
+                gradients = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+                results.append(("loss", losses))
+                results += [("model or loss", part) for part in gradients if part is not None]
+        return [(name, part.detach().clone()) for name, part in results]
+
+
+def _copied(loss: Loss | None) -> Loss | None:
+    """Return a deep copy; functions, and what cannot be copied, stay one and are watched in place."""
+    try:
+        return copy.deepcopy(loss)
+    except Exception:
+        return loss
+
+
+def tensors(outputs: Any) -> list[Tensor]:
+    """Return all tensors of a nested output."""
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    if isinstance(outputs, dict):
+        outputs = list(outputs.values())
+    return [part for value in outputs for part in tensors(value)] if isinstance(outputs, list | tuple) else []
+
+
+def check_memory(module: nn.Module, loss: Loss | None, batches: Sequence[Pair], hostile: Pair) -> None:
+    """Refuse a model or loss in which data leave a trace; `batches` are three of the same shapes.
+
+    `hostile` holds infinite, huge and missing values: what is kept only of such rows is found
+    there. Models that cannot bear it are not asked to.
+    """
+    start = _Learner(module, loss).copy()
+    settle, first, second, third = ([batch, _most(batch)] for batch in (*batches, hostile))
+    _compare(start, settle, first, second)
+    try:
+        _after(start, third)
+    except Exception:
+        return
+    _compare(start, settle, first, third)
+
+
+def _most(batch: Pair) -> Pair:
+    return batch[0][1:], batch[1][1:]
+
+
+def _after(start: _Learner, batches: Sequence[Pair]) -> _Learner:
+    """Return a copy that has seen these batches."""
+    learner = start.copy()
+    for batch in batches:
+        learner.run(batch)
+    return learner
+
+
+def _compare(start: _Learner, settle: list[Pair], first: list[Pair], second: list[Pair]) -> None:
+    """Let two copies see different data; compare what they hold, then what they compute."""
+    _after(start, settle)  # a cache by shape that all copies share is full by now
+    states, learners = [_shared(start)], []
+    for batches in (first, second):
+        learners.append(_after(start, batches))
+        states.append(_shared(start))
+    _refuse_state(start, *learners)
+    _refuse_shared_state(states)
+    fresh = start.copy().run(settle[0])
+    for learner, batches in zip(learners, (first, second), strict=True):
+        for (name, here), (_, there) in zip(fresh, learner.run(settle[0]), strict=True):
+            if not same_bits(here, there) and not _is_chance(start, batches, settle[0], here, there):
+                raise ModelError(
+                    f"{name}: the same batch gives other values after other batches came before it, so something of "
+                    f"those is kept (a sum, a schedule by calls), {_PAST_THE_NOISE}; compute from the batch at hand and "
+                    "public constants alone"
+                )
+
+
+def _shared(learner: _Learner) -> dict[tuple[str, str], Tokens]:
+    found = {("model", key): value for key, value in shared(learner.module).items()}
+    if learner.loss is not None:
+        found |= {("loss", key): value for key, value in shared(learner.loss).items()}
+        if copy_is_original(learner.loss):
+            found |= {("loss", f"attribute '{key}'"): value for (_, key), value in own(learner.loss).items()}
+    return found
+
+
+def copy_is_original(loss: Loss) -> bool:
+    """Tell whether copying gives the loss itself, as with functions and with what cannot be copied."""
+    return _copied(loss) is loss
+
+
+def _refuse_state(start: _Learner, one: _Learner, other: _Learner) -> None:
+    """Refuse where the contents of two copies differ, or a parameter is not what it was."""
+    before, here, there = (own(learner.module) for learner in (start, one, other))
+    for name, key in {**here, **there}:
+        moved = not name and key.startswith("parameter ") and here[name, key] != before[name, key]
+        if moved or here.get((name, key)) != there.get((name, key)):
+            raise ModelError(_model_words(one.module, name, key))
+    if one.loss is None or one.loss is other.loss:
+        return
+    here, there = own(one.loss), own(other.loss)
+    for name, key in {**here, **there}:
+        if here.get((name, key)) != there.get((name, key)):
+            what = f"its attribute '{key}'" if key else "something it holds"
+            raise ModelError(
+                f"loss: {f'layer {name}: ' if name else ''}{what} changes with the data it sees, {_PAST_THE_NOISE}; "
+                "compute it from the batch at hand and public constants alone"
+            )
+
+
+def _model_words(module: nn.Module, name: str, key: str) -> str:
+    kind, _, tensor = key.partition(" ")
+    if tensor and not name:
+        owner = tensor.rpartition(".")[0]
+        return (
+            f"model {kind} '{tensor}' of layer {label(owner, module.get_submodule(owner))} changes in the forward pass, "
+            f"{_PAST_THE_NOISE}; use a layer without running statistics"
+        )
+    return (
+        f"model layer {label(name, module.get_submodule(name))}: its attribute '{key}' changes with the data in the "
+        f"forward pass, {_PAST_THE_NOISE}; return what you need instead of storing it"
+    )
+
+
+def _refuse_shared_state(states: Sequence[Mapping[tuple[str, str], Tokens]]) -> None:
+    """Refuse what changed outside of the copies, counters apart."""
+    for place in {key: None for state in states for key in state}:
+        if not _counts_evenly([state.get(place) for state in states]):
+            what = place[1].partition("#")[0] or "something it refers to"
+            raise ModelError(
+                f"{place[0]}: {what} changes when a batch is computed, {_PAST_THE_NOISE}; "
+                "compute from the batch at hand and public constants alone"
+            )
+
+
+def _counts_evenly(contents: Sequence[Tokens | None]) -> bool:
+    """Tell whether contents stay, or differ only in whole numbers that advance by the same amount."""
+    if any(tokens is None or len(tokens) != len(contents[0] or ()) for tokens in contents):
+        return False
+    for before, one, other in zip(*(tokens or () for tokens in contents), strict=True):
+        if before == one == other:
+            continue
+        counts = isinstance(before, int) and isinstance(one, int) and isinstance(other, int)
+        if not counts or one - before != other - one:
+            return False
+    return True
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors hold the same values exactly; missing values equal each other."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if torch.equal(one, other):
+        return True
+    missing = one.isnan()
+    return torch.equal(missing, other.isnan()) and torch.equal(one[~missing], other[~missing])
+
+
+def _is_chance(start: _Learner, batches: list[Pair], last: Pair, one: Tensor, other: Tensor) -> bool:
+    """Tell whether a small difference comes from the device: there even like copies with like data differ."""
+    results = [_after(start, batches).run(last) for _ in range(2)]
+    repeats = all(same_bits(here, there) for (_, here), (_, there) in zip(*results, strict=True))
+    return not repeats and torch.allclose(one, other, rtol=0, atol=_REPEATS * float(one.abs().max()), equal_nan=True)
