@@ -14,9 +14,10 @@ Legend: S steps, N nodes, J examples of a node, E drawn places, D coordinates.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, final
+from typing import Final, Protocol, final
 
 import numpy as np
 import torch
@@ -26,14 +27,24 @@ from dpcsgp.auditing.experiment import CANARY_NORMS, DIM, Setting, output_as_los
 from dpcsgp.auditing.faults import break_engine, break_mechanism
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import ClippingEngine, GaussianMechanism, ReleaseEvent, clipping_engine
+from dpcsgp.privacy.mechanism import ClippedSum
 from dpcsgp.randomness import PrivateRandomness
 
 DRAWS: Final = 100_000
 FEWEST_DRAWS: Final = 10_000
 NODES: Final = 1000
 _FEWEST_EXAMPLES: Final = 24  # enough for batches of different sizes
+_MOST_CHOICES: Final = 2 * 10**9  # whether an example is drawn
 _SEED_SHIFT: Final = 2**40  # keys apart from those of the message stream
 _SHORT, _LONG = 0.5, 3.0  # other examples, in clip norms
+
+
+class Releases(Protocol):
+    """What is audited: anything that releases as `GaussianMechanism` does."""
+
+    def release(self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]) -> Tensor:
+        """Return the private gradients (N, D) of this step."""
+        ...
 
 
 @final
@@ -78,18 +89,23 @@ def draw_mechanism(setting: Setting, draws: int, fault: str | None) -> Draws:
     """Make `draws` releases of the run's own mechanism with the run's own clipping, and watch them."""
     if draws < FEWEST_DRAWS:
         raise ConfigError(f"--draws {draws}: expected at least {FEWEST_DRAWS}; the default is {DRAWS}")
-    mechanism = many_nodes(setting)
+    mechanism, secret = many_nodes(setting), setting.config.privacy.seed
     engine = clipping_engine(nn.Sequential(nn.Linear(DIM, 1, bias=False)), output_as_loss)
-    watch = Watch(mechanism, break_engine(engine, fault), setting.event.sampling == "uniform")
-    broken, secret = break_mechanism(mechanism, fault), setting.config.privacy.seed
     private = (
         PrivateRandomness.fresh(range(NODES))
         if secret is None
         else PrivateRandomness.seeded((secret + _SEED_SHIFT) % 2**63, range(NODES))
     )
-    for step in range(math.ceil(draws / NODES)):
+    watch = Watch(mechanism, break_engine(engine, fault))
+    return watch_releases(watch, break_mechanism(mechanism, fault), private, draws)
+
+
+def watch_releases(watch: Watch, mechanism: Releases, private: PrivateRandomness, draws: int) -> Draws:
+    """Draw a mechanism that should keep the law of `watch.mechanism`; huge data sets get fewer draws."""
+    affordable = max(FEWEST_DRAWS, min(draws, _MOST_CHOICES // watch.total))
+    for step in range(math.ceil(affordable / NODES)):
         watch.begin()
-        watch.end(broken.release(watch.clipped_sum, step, private, [True] * NODES))
+        watch.end(mechanism.release(watch.clipped_sum, step, private, [True] * NODES))
     return watch.draws()
 
 
@@ -123,11 +139,12 @@ def axes(dim: int) -> tuple[Tensor, Tensor]:
 class Watch:
     """Sums the drawn examples as a run does, and keeps what the tests need: counts, sizes, noise."""
 
-    def __init__(self, mechanism: GaussianMechanism, engine: ClippingEngine, replaces: bool) -> None:
+    def __init__(self, mechanism: GaussianMechanism, engine: ClippingEngine) -> None:
         self.mechanism, self.engine = mechanism, engine
         self.total = mechanism.num_examples[0]
         self.inside_N = torch.arange(NODES) % 2 == 0
-        self.other = -1.0 if replaces else 0.0  # "replace one": the neighbour holds the opposite
+        # Under "replace one" the neighbour holds the opposite canary, under "add or remove" a blank.
+        self.other = -1.0 if mechanism.sampling == "uniform" else 0.0
         self.canary_axis_D, self.other_axis_D = axes(DIM)
         self.canary_N = torch.where(self.inside_N, 1.0, self.other)
         self.length_J = torch.where(torch.arange(self.total) % 2 == 0, _LONG, _SHORT)
@@ -152,10 +169,10 @@ class Watch:
         places_NE = indices_NE.where(present_NE, 0)
         self.drawn_NJ.scatter_add_(1, places_NE, present_NE.to(torch.int8))
         unit = self.mechanism.clip_norm
-        clipped_J = self.length_J.clamp(max=1.0).to(torch.float64)
+        lengths_NE = self.length_J[places_NE].clamp(max=1.0).double() * present_NE
+        canary_N = (self.canary_N[:, None] * (places_NE == 0) * present_NE).sum(1)
         self.sum_ND = unit * (
-            (self.drawn_NJ[:, 0] * self.canary_N)[:, None].double() * self.canary_axis_D
-            + (self.drawn_NJ.double() @ clipped_J)[:, None] * self.other_axis_D
+            canary_N[:, None].double() * self.canary_axis_D + lengths_NE.sum(1)[:, None] * self.other_axis_D
         )
         inputs_NED = unit * self._examples(places_NE)
         targets_NE = torch.zeros(places_NE.shape)

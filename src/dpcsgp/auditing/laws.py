@@ -204,7 +204,14 @@ def _noise(draws: Draws, noise_SND: np.ndarray) -> Iterator[tuple[str, str, Test
     yield "law of noise", "distance", lambda level: other_law(noise_SND, ndtr, level)
     beyond = int((np.abs(noise_SND) > _TAIL).sum())
     chance = 2 * float(ndtr(-_TAIL))
-    yield "noise beyond 4 std", "%", lambda level: proportion(beyond, noise_SND.size, chance, level)
+    size = noise_SND.size
+    yield "missing beyond 4 std", "%", lambda level: _missing(beyond, size, chance, level)
+
+
+def _missing(beyond: int, size: int, chance: float, level: float) -> Finding:
+    """Compare the tails with the stated ones; too little mass is what betrays."""
+    found = proportion(beyond, size, chance, level, fewer=True)
+    return Finding(-found.seen, found.p_value, found.smallest)
 
 
 def _fresh_noise(name: str, values_SND: np.ndarray) -> Iterator[tuple[str, str, Test]]:

@@ -33,19 +33,22 @@ class Finding(NamedTuple):
     smallest: float
 
 
-def proportion(successes: int, trials: int, rate: float, level: float, cases: int = 1) -> Finding:
-    """Compare a count with Binomial(trials, rate); deviations are shares of the rate.
+def proportion(successes: int, trials: int, rate: float, level: float, cases: int = 1, fewer: bool = False) -> Finding:
+    """Compare a count with Binomial(trials, rate), on both sides; deviations are shares of the rate.
 
-    `cases` is of how many like counts this one is the most extreme.
+    `cases` is of how many like counts this one is the most extreme. The smallest fault is a rate that is
+    too large, or too small if `fewer` (or if nothing is larger); infinite if not even "never" shows.
     """
     below, above = binom.cdf(successes, trials, rate), binom.sf(successes - 1, trials, rate)
     p_value = min(1.0, 2 * cases * float(min(below, above)))
     tail = level / (2 * cases)
     low, high = int(binom.ppf(tail, trials, rate)), int(binom.isf(tail, trials, rate))
-    # Flagged are counts below `low` and above `high`; a rate that gives them with probability POWER:
-    less = float(beta.ppf(1 - POWER, low, trials - low + 1)) if low > 0 else 0.0
-    more = float(beta.ppf(POWER, high + 1, trials - high)) if high < trials else rate
-    return Finding(successes / trials / rate - 1, p_value, max(1 - less / rate, more / rate - 1))
+    # Flagged are counts below `low` and above `high`; the rate that gives them with probability POWER:
+    if fewer or high == trials:
+        smallest = 1 - float(beta.ppf(1 - POWER, low, trials - low + 1)) / rate if low else math.inf
+    else:
+        smallest = float(beta.ppf(POWER, high + 1, trials - high)) / rate - 1
+    return Finding(successes / trials / rate - 1, p_value, smallest)
 
 
 def worst_proportion(counts: np.ndarray, trials: int, rate: float, level: float) -> Finding:

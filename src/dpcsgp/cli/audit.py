@@ -153,8 +153,7 @@ def _print_mechanism(console: Console, found: MechanismAudit) -> None:
         table.add_column(name, justify="left" if name in ("property", "") else "right", no_wrap=True)
     for check in found.checks:
         verdict = "[bold red]FLAGGED[/]" if check.flagged else "ok"
-        smallest = _size(check, check.smallest) if check.smallest > 0 else "any"
-        table.add_row(check.name, _size(check, check.seen), smallest, verdict)
+        table.add_row(check.name, _size(check, check.seen), _smallest(check), verdict)
     console.print(table)
     console.print(
         f"{found.draws} releases: {found.nodes} nodes, {found.steps} steps, {found.coordinates} "
@@ -163,6 +162,12 @@ def _print_mechanism(console: Console, found: MechanismAudit) -> None:
         f"{found.stated_batch_size} out of {found.stated_examples}. All checks together raise a false "
         f"alarm in one audit out of {1 / found.false_alarm_level:.0f}."
     )
+
+
+def _smallest(check: Check) -> str:
+    if math.isinf(check.smallest):
+        return "too few draws"
+    return _size(check, check.smallest) if check.smallest > 0 else "any"
 
 
 def _size(check: Check, value: float) -> str:
