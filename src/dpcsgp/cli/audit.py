@@ -21,15 +21,15 @@ every property the smallest fault is printed that would have been caught.
 
 Examples:
 
-    dpcsgp audit                                     # the demo's promise
+    dpcsgp audit                                # the demo's promise
 
-    dpcsgp audit my.toml --set privacy.epsilon=2 --trials 4000
+    dpcsgp audit --set privacy.epsilon=2 --trials 4000
 
-    dpcsgp audit --draws 400000 --trials 80          # smaller faults of the mechanism
+    dpcsgp audit --draws 400000 --trials 80     # smaller faults show
 
-    dpcsgp audit --break noise                       # must fail: a tenth of the noise
+    dpcsgp audit --break noise                  # must fail: little noise
 
-    dpcsgp audit --break drawn-size --json           # must fail: the divisor tells the batch size
+    dpcsgp audit --break drawn-size --json      # must fail, too
 
 What --break plants: noise (a tenth of it), clipping (none), order (messages encoded before the noise), rate (sampling
 rate + 20 %), double-rate, reused-noise (of step 2k at 2k + 1), same-batch (in every step), mean-clipping (by the mean norm
@@ -50,7 +50,7 @@ def audit(
     draws: Annotated[int, typer.Option(help="Releases of the mechanism alone.", min=10_000)] = 100_000,
     fault: Annotated[
         str | None,
-        typer.Option("--break", help="Break the mechanism on purpose: see below.", metavar="FAULT"),
+        typer.Option("--break", help="Break the mechanism on purpose: see above.", metavar="FAULT"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
@@ -109,13 +109,13 @@ def _all_clear(result: Audit) -> str:
 def _print_stream(console: Console, result: Audit) -> None:
     from rich.table import Table
 
+    from dpcsgp.auditing import FAULTS
     from dpcsgp.privacy.accounting import describe_epsilon
 
     table = Table(title="audit of the message stream", show_header=False, title_justify="left")
     percent = f"({100 * result.confidence:g} %)"
     rows = {
-        "method": f"{result.algorithm}, compression {result.compression}"
-        + (f", BROKEN ON PURPOSE: {result.fault}" if result.fault else ""),
+        "method": f"{result.algorithm}, compression {result.compression}",
         "promise": f"{result.steps} releases, noise multiplier {result.noise_multiplier:.4g}, "
         f"sampling rate {result.sampling_rate:.4g}, {result.neighbouring_relation}",
         "attacker": f"hears {result.messages_per_trial} rounds of messages; best score: {result.attack}",
@@ -127,6 +127,8 @@ def _print_stream(console: Console, result: Audit) -> None:
         "most that these trials can show": f"{describe_epsilon(result.epsilon_reachable)}; for any mechanism "
         f"{describe_epsilon(result.epsilon_reachable_any_mechanism)}",
     }
+    if result.fault:
+        table.add_row("BROKEN ON PURPOSE", f"{result.fault}: {FAULTS[result.fault]}")
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
