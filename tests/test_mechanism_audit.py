@@ -105,10 +105,9 @@ def test_every_planted_fault_is_flagged_at_eps_1_by_few_draws(fault: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon", ["0.5", "8"])
 @pytest.mark.parametrize("fault", SHOWN_BY)
-def test_every_planted_fault_is_flagged_by_the_default_draws(fault: str, epsilon: str) -> None:
-    result = audit_mechanism(setting(f"privacy.epsilon={epsilon}"), DRAWS, fault)
+def test_every_planted_fault_is_flagged_by_the_default_draws_at_eps_8_too(fault: str) -> None:
+    result = audit_mechanism(setting("privacy.epsilon=8"), DRAWS, fault)
     assert SHOWN_BY[fault] in result.flagged
 
 
