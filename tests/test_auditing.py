@@ -45,11 +45,32 @@ METHODS = [
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method[0])
 @pytest.mark.parametrize("fault", [None, "noise", "clipping", "order"])
 def test_only_broken_mechanisms_are_caught(method: list[str], fault: str | None) -> None:
-    result = audit(settings(*method), trials=800 if fault == "order" else 400, fault=fault)
+    result = audit(settings(*method), 800 if fault == "order" else 400, fault, draws=10_000)
     assert result.epsilon_claimed == pytest.approx(0.5, rel=0.01)
     assert result.passed == (fault is None)
     assert (result.epsilon_lower_bound > result.epsilon_claimed) == (fault is not None)
+    assert result.stream_passed == (fault is None)
+    assert result.mechanism.passed == (fault in (None, "order"))  # the order is the algorithm's
     assert result.epsilon_lower_bound_any_mechanism <= max(result.epsilon_lower_bound, 1e-9) * 1.01
+    assert result.epsilon_lower_bound <= result.epsilon_reachable * 1.01
+    assert result.epsilon_lower_bound_any_mechanism <= result.epsilon_reachable_any_mechanism
+
+
+def test_a_bound_far_below_the_claim_is_not_called_informative() -> None:
+    """100 trials: 25 right answers of each kind bound eps by log(25 / 3.7) if nothing is assumed."""
+    result = audit(settings("algorithm.steps=2", "compression.spec=none"), trials=100, draws=10_000)
+    assert result.passed
+    assert result.epsilon_lower_bound < 0.25
+    assert not result.stream_informative
+    assert result.epsilon_reachable_any_mechanism == pytest.approx(np.log(25 / 3.7), abs=0.25)
+
+
+def test_a_fault_that_only_the_draws_show_fails_the_audit() -> None:
+    config = settings("algorithm.steps=2", "compression.spec=none")
+    result = audit(config, trials=100, fault="reused-noise", draws=10_000)
+    assert result.stream_passed
+    assert not result.mechanism.passed
+    assert not result.passed
 
 
 @pytest.mark.slow
@@ -58,7 +79,8 @@ def test_the_bound_comes_near_the_claim_where_the_attack_is_the_best_possible() 
     config = settings(
         "algorithm.name=dp-sgp", "algorithm.steps=1", "privacy.expected_batch_size=6000", "privacy.epsilon=4"
     )
-    result = audit(config, trials=3000)
+    result = audit(config, trials=3000, draws=10_000)
+    assert result.stream_informative
     assert 0.6 * 4 < result.epsilon_lower_bound <= result.epsilon_claimed == pytest.approx(4, rel=0.01)
 
 
@@ -144,6 +166,7 @@ def test_the_threshold_separates() -> None:
 def test_a_correct_mechanism_is_flagged_at_most_once_in_twenty() -> None:
     """40 audits of the tightest setting; more than 5 flags would have a chance below 4 % at a true rate of 5 %."""
     base = ["algorithm.name=dp-sgp", "algorithm.steps=1", "privacy.expected_batch_size=6000", "privacy.epsilon=2"]
-    flags = sum(not audit(settings(*base, f"privacy.seed={1000 * k}"), trials=400).passed for k in range(40))
+    seeds = [f"privacy.seed={1000 * k}" for k in range(40)]
+    flags = sum(not audit(settings(*base, seed), trials=400, draws=10_000).passed for seed in seeds)
     print(f"\n{flags} of 40 audits of a correct mechanism were flagged")
     assert flags <= 5

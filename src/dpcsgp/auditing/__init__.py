@@ -1,6 +1,8 @@
-"""Attacks on the message stream that bound eps from below: does the mechanism keep what the accountant promises?"""
+"""Attacks on our own messages and draws of our own mechanism: is what the accountant assumes true?"""
 
 from dpcsgp.auditing.audit import TRIALS, Audit, audit
-from dpcsgp.auditing.faults import Fault
+from dpcsgp.auditing.draws import DRAWS, FEWEST_DRAWS
+from dpcsgp.auditing.faults import FAULTS, Fault
+from dpcsgp.auditing.laws import Check, MechanismAudit
 
-__all__ = ["TRIALS", "Audit", "Fault", "audit"]
+__all__ = ["DRAWS", "FAULTS", "FEWEST_DRAWS", "TRIALS", "Audit", "Check", "Fault", "MechanismAudit", "audit"]

@@ -1,6 +1,9 @@
-"""Run an audit: trials, attack, bound, verdict.
+"""Run an audit: attack the message stream, draw the mechanism, verdict.
 
-A quarter of the trials teaches the attacker, a quarter picks its score and threshold, and the other half, which it has
+The attack covers everything up to the frames, but with few trials it says little at small eps; the
+draws of the mechanism say how small a fault they would have shown.
+
+In the attack a quarter of the trials teaches the attacker, a quarter picks its score and threshold, and the other half, which it has
 never seen, decides. So the bound holds with 95 % confidence whatever the attacker tried.
 """
 
@@ -15,8 +18,10 @@ import torch
 
 from dpcsgp.auditing.attack import Evidence, candidates, gather
 from dpcsgp.auditing.bounds import CONFIDENCE, Rates, any_mechanism, best_threshold, claimed_curve, same_family
+from dpcsgp.auditing.draws import DRAWS
 from dpcsgp.auditing.experiment import Setting, build_run, messages
-from dpcsgp.auditing.faults import break_run
+from dpcsgp.auditing.faults import break_run, check_fault
+from dpcsgp.auditing.laws import MechanismAudit, audit_mechanism
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import composed_epsilon
@@ -24,20 +29,28 @@ from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 
 TRIALS: Final = 1000
 FEWEST_TRIALS: Final = 80
+INFORMATIVE: Final = 0.5  # share of the claim below which a bound says nothing
 _BATCH: Final = 500  # trials that run side by side
 
 
 @final
 @dataclass(frozen=True)
 class Audit:
-    """What was claimed, and what an attacker could show against it."""
+    """What was claimed, and what an attacker could show against it.
+
+    `epsilon_reachable` is the bound that the same trials would give an attack that is always right.
+    """
 
     epsilon_claimed: float
     epsilon_lower_bound: float
     epsilon_lower_bound_any_mechanism: float
+    epsilon_reachable: float
+    epsilon_reachable_any_mechanism: float
     delta: float
     confidence: float
-    passed: bool
+    passed: bool  # the stream and the mechanism
+    stream_passed: bool
+    stream_informative: bool  # a bound of half the claim or more
     neighbouring_relation: str
     fault: str | None
     algorithm: str
@@ -52,6 +65,7 @@ class Audit:
     false_alarms: int
     positives: int
     negatives: int
+    mechanism: MechanismAudit
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,8 +73,9 @@ class Audit:
         return asdict(self)
 
 
-def audit(config: Config, trials: int = TRIALS, fault: str | None = None) -> Audit:
-    """Attack the messages of `trials` victims, half of them with the canary, and bound eps from below.
+def audit(config: Config, trials: int = TRIALS, fault: str | None = None, draws: int = DRAWS) -> Audit:
+    """Attack the messages of `trials` victims, half of them with the canary, and bound eps from below;
+    then draw the mechanism `draws` times and hold it against its law.
 
     With `privacy.seed` the audit is repeatable; without it, it uses the same fresh secret noise as a real run.
     """
@@ -68,6 +83,8 @@ def audit(config: Config, trials: int = TRIALS, fault: str | None = None) -> Aud
         raise ConfigError(f"--trials {trials}: expected at least {FEWEST_TRIALS}; the default is {TRIALS}")
     started = time.monotonic()
     setting = Setting.of(config)
+    check_fault(fault, setting.mechanism)
+    mechanism = audit_mechanism(setting, draws, fault)
     parts, num_messages = [], 0
     inside_T = np.arange(trials) % 2 == 0
     for number, start in enumerate(range(0, trials, _BATCH)):
@@ -76,7 +93,7 @@ def audit(config: Config, trials: int = TRIALS, fault: str | None = None) -> Aud
     evidence = Evidence(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in ("rounds_TK", "steps_TS"))
     )
-    return _judge(setting, evidence, inside_T, fault, num_messages, started)
+    return _judge(setting, evidence, inside_T, fault, num_messages, mechanism, started)
 
 
 def _batch(setting: Setting, inside_T: np.ndarray, fault: str | None, number: int) -> tuple[Evidence, int]:
@@ -92,8 +109,27 @@ def _batch(setting: Setting, inside_T: np.ndarray, fault: str | None, number: in
 
 
 def _judge(
-    setting: Setting, evidence: Evidence, inside_T: np.ndarray, fault: str | None, num_messages: int, started: float
-) -> Audit:
+    setting: Setting, evidence: Evidence, inside_T: np.ndarray, fault: str | None, num_messages: int,
+    mechanism: MechanismAudit, started: float,
+) -> Audit:  # fmt: skip
+    name, (hits, positives), (alarms, negatives) = _attack(setting, evidence, inside_T)
+    rates = Rates.of(hits, positives, alarms, negatives)
+    perfect = Rates.of(positives, positives, 0, negatives)
+    event, steps, delta = setting.event, setting.steps, setting.delta
+    claimed = composed_epsilon([(event, steps)], delta)
+    bound = same_family(rates, event, steps, delta)
+    return Audit(
+        claimed, bound, any_mechanism(rates, delta), same_family(perfect, event, steps, delta),
+        any_mechanism(perfect, delta), delta, CONFIDENCE, bound <= claimed and mechanism.passed,
+        bound <= claimed, bound >= INFORMATIVE * claimed, event.relation, fault,
+        setting.config.algorithm.name, setting.config.compression.spec, event.noise_multiplier,
+        event.sampling_rate, steps, num_messages, len(inside_T), name, hits, alarms, positives, negatives,
+        mechanism, time.monotonic() - started,
+    )  # fmt: skip
+
+
+def _attack(setting: Setting, evidence: Evidence, inside_T: np.ndarray) -> tuple[str, tuple[int, int], tuple[int, int]]:
+    """Return the chosen score, and of the unseen victims with and without canary: flagged, all."""
     trials = len(inside_T)
     learn, choose, decide = np.split(np.arange(trials), [trials // 4, trials // 2])
     scores = candidates(setting, evidence.of(learn), inside_T[learn])
@@ -105,14 +141,5 @@ def _judge(
     name = max(tried, key=lambda name: tried[name][1])
     flagged = scores[name](evidence.of(decide)) > tried[name][0]
     inside = inside_T[decide]
-    hits, alarms = int(flagged[inside].sum()), int(flagged[~inside].sum())
-    positives, negatives = int(inside.sum()), int((~inside).sum())
-    rates = Rates.of(hits, positives, alarms, negatives)
-    claimed = composed_epsilon([(setting.event, setting.steps)], setting.delta)
-    bound = same_family(rates, setting.event, setting.steps, setting.delta)
-    return Audit(
-        claimed, bound, any_mechanism(rates, setting.delta), setting.delta, CONFIDENCE, bound <= claimed,
-        setting.event.relation, fault, setting.config.algorithm.name, setting.config.compression.spec,
-        setting.event.noise_multiplier, setting.event.sampling_rate, setting.steps, num_messages, trials, name,
-        hits, alarms, positives, negatives, time.monotonic() - started,
-    )  # fmt: skip
+    with_canary = (int(flagged[inside].sum()), int(inside.sum()))
+    return name, with_canary, (int(flagged[~inside].sum()), int((~inside).sum()))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final, cast, final
 
@@ -52,6 +52,7 @@ class Setting:
     mechanism: GaussianMechanism  # of one victim
     algorithm: Algorithm[Any]
     dim: int
+    stated_batch: tuple[int, int]  # expected batch size and number of examples of the run itself
 
     @classmethod
     def of(cls, config: Config) -> Setting:
@@ -65,14 +66,19 @@ class Setting:
             raise ConfigError("privacy.noise = 'none': nothing is promised, so there is nothing to audit")
         num_examples = declared_examples(config)
         whole = build_mechanism(config, [num_examples] * config.graph.num_nodes)
-        batch, total = _smaller(whole.expected_batch_sizes[0], num_examples)
-        mechanism = GaussianMechanism(
-            whole.clip_norm, whole.noise_multipliers[:1], (batch,), (total,), config.privacy.sampling
+        stated = (whole.expected_batch_sizes[0], num_examples)
+        batch, total = _smaller(*stated)
+        mechanism = replace(
+            whole,
+            noise_multipliers=whole.noise_multipliers[:1],
+            expected_batch_sizes=(batch,),
+            num_examples=(total,),
         )
         dim = max(DIM, config.algorithm.num_blocks if config.algorithm.name == "dp-block" else 0)
         steps = min(config.algorithm.steps, MOST_STEPS)
         delta = per_node(config.privacy.delta, config.graph.num_nodes)[0]
-        return cls(config, mechanism.event(0), steps, delta, mechanism, _algorithm(config, dim), dim)
+        algorithm = _algorithm(config, dim)
+        return cls(config, mechanism.event(0), steps, delta, mechanism, algorithm, dim, stated)
 
     @property
     def direction_D(self) -> Tensor:
@@ -186,12 +192,11 @@ def build_run(setting: Setting, inside: Tensor, private: PrivateRandomness, publ
     canary_ND = torch.zeros(len(nodes), setting.dim)
     canary_ND[::2] = length * setting.direction_D * torch.where(inside, 1.0, other)[:, None]
     victim = setting.mechanism
-    mechanism = GaussianMechanism(
-        victim.clip_norm,
-        (victim.noise_multipliers[0], 0.0) * len(inside),
-        (victim.expected_batch_sizes[0], 1) * len(inside),
-        (victim.num_examples[0], 0) * len(inside),
-        victim.sampling,
+    mechanism = replace(
+        victim,
+        noise_multipliers=(victim.noise_multipliers[0], 0.0) * len(inside),
+        expected_batch_sizes=(victim.expected_batch_sizes[0], 1) * len(inside),
+        num_examples=(victim.num_examples[0], 0) * len(inside),
     )
     module = nn.Sequential(nn.Linear(setting.dim, 1, bias=False))
     task = CanaryTask(module, canary_ND, mechanism.num_examples)

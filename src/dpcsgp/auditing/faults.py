@@ -1,15 +1,19 @@
-"""Three ways to break the mechanism on purpose; an audit that does not catch them would be worth nothing.
+"""Ways to break the mechanism on purpose; an audit that does not catch them would be worth nothing.
 
-They wrap the parts of a run and change none of them.
+They wrap the parts of a run and change none of them. Of a mechanism they see what everybody sees: the
+callback that sums a batch, and what is released.
 
-Legend: N hosted nodes, D coordinates.
+Legend: N hosted nodes, E places for examples, D coordinates.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, final, get_args
+from typing import Any, Final, Literal, cast, final, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,26 +25,197 @@ from dpcsgp.privacy.mechanism import ClippedSum
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.training import Run
 
-Fault = Literal["noise", "clipping", "order"]
+Fault = Literal[
+    "noise", "clipping", "order", "rate", "double-rate", "reused-noise", "same-batch",
+    "mean-clipping", "drawn-size", "copied-noise",
+]  # fmt: skip
+
+FAULTS: Final[dict[str, str]] = {
+    "noise": "a tenth of the noise",
+    "clipping": "gradients are not clipped",
+    "order": "messages are encoded before the noise is added",
+    "rate": "sampling rate + 20 %",
+    "double-rate": "sampling rate x 2",
+    "reused-noise": "noise of step 2 k used again at 2 k + 1",
+    "same-batch": "the same batch in every step",
+    "mean-clipping": "clipped by the mean norm of the batch",
+    "drawn-size": "divided by the drawn batch size",
+    "copied-noise": "noise of even coordinates copied to odd ones",
+}
+
+
+def check_fault(fault: str | None, mechanism: GaussianMechanism) -> None:
+    """Refuse a fault that does not exist, and one that would change nothing under these settings."""
+    if fault is None:
+        return
+    if fault not in get_args(Fault):
+        raise ConfigError(f"--break {fault}: expected one of {', '.join(get_args(Fault))}")
+    if mechanism.event(0).sampling_rate == 1 and fault in ("rate", "double-rate", "same-batch"):
+        raise ConfigError(
+            f"--break {fault}: every example is in every batch here, so this changes nothing; "
+            "choose an expected_batch_size below the number of examples"
+        )
+    if mechanism.sampling == "uniform" and fault == "drawn-size":
+        raise ConfigError(
+            "--break drawn-size: uniform batches have one size, so this changes nothing; "
+            "use --set privacy.sampling=poisson"
+        )
 
 
 def break_run(run: Run, fault: str | None) -> Run:
-    """Return the run with a fault: noise scaled by 0.1, clipping off, or messages encoded before the noise."""
-    if fault is None:
-        return run
-    if fault == "noise":
-        weak = tuple(0.1 * noise for noise in run.mechanism.noise_multipliers)
-        return replace(run, mechanism=replace(run.mechanism, noise_multipliers=weak))
-    if fault == "clipping":
-        return replace(run, engine=Unclipped(run.engine))
+    """Return the run with a fault."""
     if fault == "order":
-        mechanism = NoiseAside(run.mechanism)
+        aside = NoiseAside(run.mechanism)
         return replace(
             run,
-            mechanism=cast(GaussianMechanism, mechanism),
-            algorithm=EncodedTooEarly(run.algorithm, mechanism),
+            mechanism=cast(GaussianMechanism, aside),
+            algorithm=EncodedTooEarly(run.algorithm, aside),
         )
-    raise ConfigError(f"--break {fault}: expected one of {', '.join(get_args(Fault))}")
+    return replace(
+        run,
+        mechanism=break_mechanism(run.mechanism, fault),
+        engine=break_engine(run.engine, fault),
+    )
+
+
+def break_mechanism(mechanism: GaussianMechanism, fault: str | None) -> GaussianMechanism:
+    """Return the mechanism with a fault, or as it is if the fault lies elsewhere."""
+    if fault == "noise":
+        weak = tuple(0.1 * noise for noise in mechanism.noise_multipliers)
+        return replace(mechanism, noise_multipliers=weak)
+    broken: dict[str | None, Callable[[GaussianMechanism], Faulty]] = {
+        "rate": lambda it: Oversampled(it, 1.2),
+        "double-rate": lambda it: Oversampled(it, 2.0),
+        "reused-noise": ReusedNoise,
+        "same-batch": SameBatch,
+        "drawn-size": DrawnSize,
+        "copied-noise": CopiedNoise,
+    }
+    return cast(GaussianMechanism, broken[fault](mechanism)) if fault in broken else mechanism
+
+
+def break_engine(engine: ClippingEngine, fault: str | None) -> ClippingEngine:
+    """Return the clipping engine with a fault, or as it is if the fault lies elsewhere."""
+    wrappers = {"clipping": Unclipped, "mean-clipping": MeanClipped}
+    return wrappers[fault](engine) if fault in wrappers else engine
+
+
+class Faulty:
+    """A mechanism whose batch, noise or divisor a subclass spoils; by itself it spoils nothing."""
+
+    def __init__(self, mechanism: GaussianMechanism) -> None:
+        self._mechanism = mechanism
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mechanism, name)
+
+    def release(self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]) -> Tensor:
+        """Release as usual, take sum and noise apart, and put them together with the fault."""
+        sums, sizes = [], []
+
+        def spoilt_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
+            batch = self.batch(indices_NE, present_NE, step, random, active)
+            sum_ND = clipped_sum(*batch)
+            sums.append(sum_ND.clone())  # the mechanism adds its noise in place
+            sizes.append(batch[1].sum(1))
+            return sum_ND
+
+        grad_ND = self._mechanism.release(spoilt_sum, step, random, active)
+        divisors_N1 = torch.tensor(self._mechanism.expected_batch_sizes)[:, None].clamp(min=1)
+        idle_N = ~torch.tensor(active)
+        sums[-1][idle_N] = 0
+        noise_ND = self.noise(grad_ND * divisors_N1 - sums[-1], step)
+        return (sums[-1] + noise_ND) / self.divisors(divisors_N1, sizes[-1][:, None])
+
+    def batch(
+        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness,
+        active: Sequence[bool],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return the batch that is used."""
+        return indices_NE, present_NE
+
+    def noise(self, noise_ND: Tensor, step: int) -> Tensor:
+        """Return the noise that is used."""
+        return noise_ND
+
+    def divisors(self, public_N1: Tensor, drawn_N1: Tensor) -> Tensor:
+        """Return what is divided by."""
+        return public_N1
+
+
+@final
+class Oversampled(Faulty):
+    """Takes examples more often than it says."""
+
+    def __init__(self, mechanism: GaussianMechanism, factor: float) -> None:
+        super().__init__(mechanism)
+        self._factor = factor
+
+    def batch(
+        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness,
+        active: Sequence[bool],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Draw anew, at a larger rate."""
+        totals = self._mechanism.num_examples
+        present = np.zeros((len(totals), max(totals)), dtype=bool)
+        for row in np.flatnonzero(active):
+            words = random.row_bytes("sampling", step, int(row), 4 * totals[row]).view(np.uint32)
+            expected = self._factor * self._mechanism.expected_batch_sizes[row]
+            if self._mechanism.sampling == "poisson":
+                present[row, : totals[row]] = words < 2.0**32 * expected / totals[row]
+            else:
+                present[row, np.argsort(words)[: math.ceil(expected)]] = True
+        indices_E = torch.arange(max(totals))
+        return indices_E.expand(len(totals), -1), torch.from_numpy(present)
+
+
+@final
+class SameBatch(Faulty):
+    """Goes on with the first batch."""
+
+    _first: tuple[Tensor, Tensor] | None = None
+
+    def batch(
+        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness,
+        active: Sequence[bool],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return the batch of the first step."""
+        if self._first is None:
+            self._first = indices_NE.clone(), present_NE.clone()
+        return self._first
+
+
+@final
+class ReusedNoise(Faulty):
+    """Uses the noise of an even step twice."""
+
+    _last_ND: Tensor | None = None
+
+    def noise(self, noise_ND: Tensor, step: int) -> Tensor:
+        """Return the noise of the step before, at odd steps."""
+        if step % 2 == 0 or self._last_ND is None:
+            self._last_ND = noise_ND.clone()
+        return self._last_ND
+
+
+@final
+class CopiedNoise(Faulty):
+    """Makes half of the noise."""
+
+    def noise(self, noise_ND: Tensor, step: int) -> Tensor:
+        """Copy coordinates 0, 2, ... to 1, 3, ..."""
+        odd_ND = noise_ND[:, 1::2]
+        odd_ND.copy_(noise_ND[:, 0::2][:, : odd_ND.shape[1]])
+        return noise_ND
+
+
+@final
+class DrawnSize(Faulty):
+    """Divides by a number that depends on the data."""
+
+    def divisors(self, public_N1: Tensor, drawn_N1: Tensor) -> Tensor:
+        """Return the drawn sizes."""
+        return drawn_N1.clamp(min=1)
 
 
 @final
@@ -55,6 +230,23 @@ class Unclipped:
     ) -> Tensor:
         """Return the plain sum of gradients."""
         return self.engine.clipped_sum(parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm)
+
+
+@final
+@dataclass(frozen=True)
+class MeanClipped:
+    """A clipping engine with one factor for the whole batch; an example must be its own gradient."""
+
+    engine: ClippingEngine
+
+    def clipped_sum(
+        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+    ) -> Tensor:
+        """Scale the plain sum so that the mean norm of the batch becomes the clip norm."""
+        norms_NE = inputs.norm(dim=-1) * present_NE
+        mean_N1 = (norms_NE.sum(1) / present_NE.sum(1).clamp(min=1))[:, None]
+        sum_ND = Unclipped(self.engine).clipped_sum(parameters_ND, inputs, targets, present_NE, clip_norm)
+        return sum_ND * (clip_norm / mean_N1.clamp(min=clip_norm))
 
 
 @final
