@@ -134,16 +134,24 @@ class CheckedEngine:
         self._check(parameters_ND, inputs, targets, present_NE, clip_norm)
         if not present_NE.numel():
             return torch.zeros_like(parameters_ND)
-        total_ND: Tensor | None = None
+        total_ND = torch.zeros_like(parameters_ND)
         with _full_precision(inputs.device):
             self.engine.prepare(parameters_ND, inputs)
-            for start in range(0, present_NE.shape[1], shape.places):
+            for number, start in enumerate(range(0, present_NE.shape[1], shape.places)):
                 examples, labels, present_NP = (
                     _places(part, start, shape.places) for part in (inputs, targets, present_NE)
                 )
-                sum_ND = self._pass_sum(parameters_ND, examples, labels, present_NP, clip_norm, shape)
-                total_ND = sum_ND if total_ND is None else total_ND.double().add_(sum_ND)
-        assert total_ND is not None
+                # Nodes pass together as often as is planned, and alone where they have drawn more.
+                everybody = slice(None)
+                groups = [everybody] if number < shape.passes else _nodes_with_examples(present_NP)
+                for nodes in groups:
+                    arguments = (part[nodes] for part in (parameters_ND, examples, labels, present_NP))
+                    sum_ND = self._pass_sum(*arguments, clip_norm, shape)  # pyright: ignore[reportCallIssue]
+                    if number == 0:
+                        total_ND = sum_ND
+                    else:
+                        total_ND = total_ND.double()
+                        total_ND[nodes] += sum_ND
         return total_ND
 
     def without_chance(self, public: Tensor) -> CheckedEngine:
@@ -270,11 +278,17 @@ def _places(part: Tensor, start: int, places: int) -> Tensor:
     return torch.cat([found, found.new_zeros(len(found), places - found.shape[1], *found.shape[2:])], dim=1)
 
 
+def _nodes_with_examples(present_NP: Tensor) -> list[slice]:
+    return [slice(node, node + 1) for node in present_NP.any(dim=1).nonzero().flatten().tolist()]
+
+
 def _blank(present_NP: Tensor, *parts: Tensor) -> None:
     """Set absent rows to zero, in place: what they hold belongs to nobody in this pass."""
+    absent = None
     for part in parts:
         if part.device.type == "cpu":
-            part[~present_NP] = 0  # touches only these rows
+            absent = (~present_NP).flatten().nonzero().flatten() if absent is None else absent
+            part.flatten(0, 1).index_fill_(0, absent, 0)  # touches only these rows
         else:
             part.masked_fill_(~present_NP.view(*present_NP.shape, *[1] * (part.dim() - 2)), 0)
 

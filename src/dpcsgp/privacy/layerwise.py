@@ -42,7 +42,7 @@ NORM: Final = "the gradient's norm"  # what is shown last of every chunk
 _MOST_ROWS: Final = 64  # of a chunk: more rows gain little speed and cost memory
 _GROUPED_ROWS: Final = 256  # rows of the chunks that are summed in float32 before double precision takes over
 _MOST_GROUPED: Final = 64
-_KEPT_FLOATS: Final = 2**24  # per-example gradients that may be held at a time
+_KEPT_FLOATS: Final = 2**25  # per-example gradients that may be held at a time
 
 
 class _Call(NamedTuple):

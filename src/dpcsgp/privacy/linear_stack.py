@@ -182,16 +182,19 @@ class LinearStackEngine:
                 inputs_NCRI = inputs_NPI.view(*delta_NCRO.shape[:3], -1)
                 weight = totals[linear.weight]
                 for nodes in slices(len(weight), shape.chunks * weight[0].numel()):
-                    # Not with `out=`: the rows of a flat vector lie apart, and a product straight into them is slower.
-                    weight[nodes] = _sum_of_products(delta_NCRO[nodes], inputs_NCRI[nodes])
+                    _sum_of_products(delta_NCRO[nodes], inputs_NCRI[nodes], weight[nodes])
         return total_ND
 
 
-def _sum_of_products(delta_NCRO: Tensor, inputs_NCRI: Tensor) -> Tensor:
-    """Return sum_cr delta a' (N, O, I), in float32 and at most R or C terms at a time."""
+def _sum_of_products(delta_NCRO: Tensor, inputs_NCRI: Tensor, total_NOI: Tensor) -> None:
+    """Write sum_cr delta a' (N, O, I), in float32 and at most R or C terms at a time."""
     num_nodes, chunks = delta_NCRO.shape[:2]
     products = torch.bmm(delta_NCRO.flatten(0, 1).mT, inputs_NCRI.flatten(0, 1))
-    return products if chunks == 1 else products.unflatten(0, (num_nodes, chunks)).sum(dim=1)
+    if chunks == 1:
+        # Not with `out=`: the rows of a flat vector lie apart, and a product straight into them is slower.
+        total_NOI.copy_(products)
+    else:
+        torch.sum(products.unflatten(0, (num_nodes, chunks)), dim=1, out=total_NOI)
 
 
 def _norm_squared(part: _Pass) -> Tensor:

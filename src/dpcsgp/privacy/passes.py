@@ -33,7 +33,7 @@ MOST_ROWS: Final = 256  # of a chunk
 MOST_CHUNKS: Final = 10  # of a pass
 _SECOND_ORDER: Final = 1.01  # for terms such as (K 2^-24)^2, and for factors that were rounded themselves
 _QUANTUM: Final = 16  # rows of a chunk are a multiple of it: no vector register is filled by half
-_DEVIATIONS: Final = 3.0
+_DEVIATIONS: Final = 2.0
 
 
 @final
@@ -66,7 +66,7 @@ class PassShape:
 def pass_shape(expected_batch: int, num_examples: int, sampling: str, fixed: bool = False) -> PassShape:
     """Return the shape of a node's passes.
 
-    Poisson batches get three standard deviations of room, and a larger one needs a further pass of the same shape; fixed
+    Poisson batches get two standard deviations of room, and a larger one needs a further pass of its node alone; fixed
     places are so many that a batch exceeds them with probability `OVERFLOW` at most.
 
     >>> pass_shape(2048, 6000, "poisson")

@@ -111,7 +111,13 @@ class _Check:
             yield from self._compare(self._mixed(even_P, self._extreme()), self._present_NP, even_P)
 
     def places(self) -> Iterator[Difference]:
-        """Yield what differs where all rows move to other places."""
+        """Yield what differs where all rows move to other places, or where a node passes alone."""
+        inputs, targets = (part[:1].clone() for part in self._rows)
+        model, present = self._models_ND[:1].clone(), self._present_NP[:1]
+        alone = self._engine.rows(model, inputs, targets, present, _CLIP, self._shape)
+        for (name, expected), (_, found) in zip(self._expected, alone, strict=True):
+            if not torch.equal(expected[: len(found)], _bits(found)):
+                yield Difference(name, "place")
         for shift in sorted({1, self._places // 2, self._places // 3 + 1}):
             moved = (self._rows[0].roll(shift, dims=1), self._rows[1].roll(shift, dims=1))
             for (name, expected), (_, found) in zip(self._expected, self._run(moved, self._present_NP), strict=True):
