@@ -45,8 +45,8 @@ def l1(outputs: Tensor, targets: Tensor) -> Tensor:
 def test_a_batch_of_equal_rows_at_a_kink_moves_by_one_clip_norm(count: int) -> None:
     """A row more or less changes no kernel: it did once, and 50 equal rows turned around together."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(8, 1))
-    weight, bias = module[0].weight.detach()[0], module[0].bias.detach()[0]
+    linear = nn.Linear(8, 1)
+    module, weight, bias = nn.Sequential(linear), linear.weight.detach()[0], linear.bias.detach()[0]
     row = torch.randn(8, generator=torch.Generator().manual_seed(1085))
     inputs, targets = row.expand(count, -1).clone(), (row @ weight + bias).expand(count).clone()
     engine, flat_D = clipping_engine(module, l1), ParameterLayout.of(module).flatten(module)

@@ -28,6 +28,7 @@ from dpcsgp.auditing.faults import break_engine, break_mechanism
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import ClippingEngine, GaussianMechanism, ReleaseEvent, clipping_engine
 from dpcsgp.privacy.mechanism import ClippedSum
+from dpcsgp.privacy.noise import SENSITIVITY_SLACK
 from dpcsgp.randomness import PrivateRandomness
 
 DRAWS: Final = 100_000
@@ -185,7 +186,7 @@ class Watch:
         """Note what came out."""
         clip, batch = self.mechanism.clip_norm, self.mechanism.expected_batch_sizes[0]
         total_ND = release_ND.double() * batch / clip
-        noise_ND = (total_ND - self.sum_ND / clip) / self.mechanism.noise_multipliers[0]
+        noise_ND = (total_ND - self.sum_ND / clip) / self.mechanism.noise_multipliers[0] / (1 + SENSITIVITY_SLACK)
         drawn_NJ, first = self.drawn_NJ > 0, not self.steps
         self.first_NJ = drawn_NJ if first else self.first_NJ
         self.times_J += self.drawn_NJ.sum(0)

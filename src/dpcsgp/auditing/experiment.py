@@ -31,6 +31,7 @@ from dpcsgp.privacy import Budget, GaussianMechanism, LedgerBook, ReleaseEvent, 
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.recording import Recorder
 from dpcsgp.tasks import load_dataset
+from dpcsgp.tasks.base import random_like
 from dpcsgp.tasks.catalogue import PUBLISHED
 from dpcsgp.training import Run, Schedule, train
 
@@ -177,6 +178,10 @@ class CanaryTask:
         """Return inputs (N, E, D) and targets (N, E)."""
         inputs_NED = self.canary_ND[:, None, :] * (indices_NE == 0)[:, :, None]
         return inputs_NED, torch.zeros(indices_NE.shape)
+
+    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return random rows and targets."""
+        return random_like(self.canary_ND, count), torch.zeros(count)
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """There is nothing to be good at."""

@@ -22,6 +22,7 @@ from dpcsgp.algorithms.base import rate_at
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import ClippingEngine, GaussianMechanism
 from dpcsgp.privacy.mechanism import ClippedSum
+from dpcsgp.privacy.passes import PassShape
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.training import Run
 
@@ -226,10 +227,16 @@ class Unclipped:
     engine: ClippingEngine
 
     def clipped_sum(
-        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NE: Tensor,
+        clip_norm: float,
+        shape: PassShape = PassShape(),
     ) -> Tensor:
         """Return the plain sum of gradients."""
-        return self.engine.clipped_sum(parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm)
+        return self.engine.clipped_sum(parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm, shape)
 
 
 @final
@@ -240,12 +247,18 @@ class MeanClipped:
     engine: ClippingEngine
 
     def clipped_sum(
-        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NE: Tensor,
+        clip_norm: float,
+        shape: PassShape = PassShape(),
     ) -> Tensor:
         """Scale the plain sum so that the mean norm of the batch becomes the clip norm."""
         norms_NE = inputs.norm(dim=-1) * present_NE
         mean_N1 = (norms_NE.sum(1) / present_NE.sum(1).clamp(min=1))[:, None]
-        sum_ND = Unclipped(self.engine).clipped_sum(parameters_ND, inputs, targets, present_NE, clip_norm)
+        sum_ND = Unclipped(self.engine).clipped_sum(parameters_ND, inputs, targets, present_NE, clip_norm, shape)
         return sum_ND * (clip_norm / mean_N1.clamp(min=clip_norm))
 
 

@@ -38,10 +38,11 @@ from dpcsgp.auditing.statistics import (
     too_small,
     worst_proportion,
 )
+from dpcsgp.privacy.passes import SUM_SLACK
 
 ALARMS: Final = 1e-5
-SUM_TOLERANCE: Final = 2.0**-10  # clip norms: what the mechanism's noise is raised by for rounding
-_SPARE_NOISE: Final = 0.01  # noise may be this much above the stated one: safe, and raised for rounding
+SUM_TOLERANCE: Final = SUM_SLACK  # clip norms: what the mechanism's noise is raised by for rounding
+_SPARE_NOISE: Final = 0.01  # noise may be this much above the stated one, which is raised for rounding: safe
 _TAIL: Final = 4.0  # standard deviations
 _LEAST: Final = 1e-5  # noise is on a grid, and exact zeros would have a magnitude score of -inf
 

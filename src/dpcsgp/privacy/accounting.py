@@ -28,6 +28,7 @@ from dpcsgp.privacy.events import (
     check_steps,
     neighbouring_relation,
 )
+from dpcsgp.privacy.passes import OVERFLOW
 from dpcsgp.privacy.rare_losses import split_epsilon
 from dpcsgp.privacy.renyi import renyi_epsilon
 
@@ -95,12 +96,20 @@ def _composed_epsilon(releases: tuple[tuple[ReleaseEvent, int], ...], delta: flo
         return 0.0
     if any(event.noise_multiplier < _NO_NOISE for event, _ in releases):
         return math.inf
+    delta -= sum(OVERFLOW * count for event, count in releases if _may_overflow(event))
+    if delta <= 0:
+        return math.inf
     relation = composed_relation(releases)
     bound = loss_distribution_epsilon(releases, delta, relation)
     best = bound.epsilon
     if bound.inflation > _COARSE:
         best = min(best, split_epsilon(releases, delta, relation).epsilon)
     return best if math.isfinite(best) else renyi_epsilon(releases, delta)
+
+
+def _may_overflow(event: ReleaseEvent) -> bool:
+    """Tell whether a batch may exceed its fixed places: then nothing is promised, so its probability is part of delta."""
+    return event.sampling == "poisson" and event.sampling_rate < 1
 
 
 def calibrate_noise(

@@ -28,7 +28,7 @@ from typing import Final, final
 
 UNIT: Final = 2.0**-24  # unit of rounding of float32
 SUM_SLACK: Final = 0.0222  # what rounding may add to a neighbouring pair of sums, as a share of the clip norm
-OVERFLOW: Final = 1e-15  # probability that a Poisson batch exceeds fixed places; every such release adds it to delta
+OVERFLOW: Final = 1e-18  # probability that a Poisson batch exceeds fixed places; every such release adds it to delta
 MOST_ROWS: Final = 256  # of a chunk
 MOST_CHUNKS: Final = 10  # of a pass
 _SECOND_ORDER: Final = 1.01  # for terms such as (K 2^-24)^2, and for factors that were rounded themselves
