@@ -21,7 +21,7 @@ import dpcsgp
 from dpcsgp.assembly import load_data
 from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
-from dpcsgp.privacy import Ledger
+from dpcsgp.privacy import Ledger, read_ledgers
 
 FAST = {
     "algorithm.steps": 6,
@@ -461,3 +461,27 @@ def test_two_runs_in_one_second_get_two_folders(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     folders = {fit(None, settings={"algorithm.steps": 1}).folder for _ in range(3)}
     assert len(folders) == 3
+
+
+def test_a_node_may_hold_fewer_examples_than_it_declares(tmp_path: Path) -> None:
+    """What is public (rate, divisor, ledger) follows the declared number; the missing ones are blanks."""
+    inputs, targets = torch.randn(60, 4), torch.randint(0, 2, (60,))
+    settings = {
+        "algorithm.steps": 3, "privacy.expected_batch_size": 20, "privacy.noise": "none", "graph.name": "complete",
+        "privacy.seed": 1,
+    }  # fmt: skip
+    data = [(inputs[:30], targets[:30]), (inputs[30:60], targets[30:60]), None]
+    result = dpcsgp.train(
+        nn.Linear(4, 2),
+        data,
+        test_data=(inputs, targets),
+        num_examples=(40, 30, 25),
+        settings=settings,
+        out=tmp_path / "run",
+    )
+    assert result.summary["stopped_because"] == "completed"
+    rates = {
+        ledger.header.node: {event.sampling_rate for event, _ in ledger.releases()}
+        for ledger in read_ledgers(tmp_path / "run")
+    }
+    assert rates == {0: {20 / 40}, 1: {20 / 30}, 2: {20 / 25}}

@@ -132,8 +132,9 @@ def train(
         delta: The same as `privacy.delta`; well below 1 / (examples of a node).
         config: All settings: a `Config`, or a TOML file. `graph.num_nodes` follows from `node_data`.
         settings: Changes to them, `{"algorithm.steps": 60}` or `["algorithm.steps=60"]`.
-        num_examples: Declared, public number of examples per node. Needed only where a process is not given the data of
-            nodes that it does not host (None in `node_data`); otherwise the lengths of the datasets.
+        num_examples: Declared, public number of examples per node; default: the lengths of the datasets. A node may hold
+            fewer than it declares, which hides how many it has: the others count as blanks. Needed where a process is not
+            given the data of nodes that it does not host (None in `node_data`).
         out: Results folder; default: a new one under runs/. Needed under torchrun, the same for all processes.
         resume: Continue the run in `out`, with the same arguments.
         on_evaluation: Called with every row of the history as it is written: public values only.
@@ -149,7 +150,7 @@ def train(
     loss_function, wanted = _loss_and_metrics(loss, metrics)
     data = OwnData.collect(node_data, hosted, test_data, loss_function, wanted, num_examples, whole.run.test_examples)
     blueprint = design(whole, data.facts, allow_divergence or resume, module)
-    data.check(module)
+    data.check(module, blueprint.mechanism.expected_batch_sizes)
     clean = copy.deepcopy(module)  # what is handed out has never seen an example
     folder = _folder(whole, out, resume, place)
     watch = on_evaluation or (lambda row: None)

@@ -54,7 +54,8 @@ class OwnData:
         """
         sizes = _sizes(node_data, hosted, num_examples)
         _warn_about_shared_data(node_data, test_data)
-        parts = {node: stack_examples(node_data[node], f"node {node}") for node in hosted if sizes[node]}
+        held = {node: count_examples(node_data[node], f"node {node}") for node in hosted}
+        parts = {node: stack_examples(node_data[node], f"node {node}") for node in hosted if held[node]}
         test = stack_examples(test_data, "test_data") if count_examples(test_data, "test_data") else None
         known = {**{f"node {node}": part for node, part in parts.items()}, **({"test_data": test} if test else {})}
         if not known:
@@ -79,7 +80,8 @@ class OwnData:
         parts = [self.parts.get(node, empty) for node in nodes]
         inputs, targets = (torch.cat([part[kind] for part in parts]) for kind in (0, 1))
         sizes = tuple(self.facts.num_examples[node] for node in nodes)
-        return Supervised(module, inputs, targets, sizes, self.test, self.loss, self.metrics)
+        held = tuple(len(part[0]) for part in parts)
+        return Supervised(module, inputs, targets, sizes, self.test, self.loss, self.metrics, held)
 
     def check(self, module: nn.Module, batch_sizes: Sequence[int] = ()) -> None:
         """Refuse a model, loss or labels that do not fit together or cannot be trained privately.
@@ -145,9 +147,10 @@ def _sizes(node_data: Sequence[NodeData], hosted: Sequence[int], num_examples: S
         if len(sizes) != len(node_data):
             raise ConfigError(f"num_examples has {len(sizes)} values for {len(node_data)} nodes; give one per node")
         for node in hosted:
-            if (found := count_examples(node_data[node], f"node {node}")) != sizes[node]:
+            if (found := count_examples(node_data[node], f"node {node}")) > sizes[node]:
                 raise ConfigError(
-                    f"num_examples[{node}] = {sizes[node]}, but the data of node {node} have {found} examples"
+                    f"num_examples[{node}] = {sizes[node]}, but the data of node {node} have {found} examples; declare at least as "
+                    "many as there are (the others count as blanks), or leave examples out"
                 )
     if not any(sizes):
         raise ConfigError("node_data: no node has an example; at least one needs a dataset")

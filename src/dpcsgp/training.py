@@ -92,6 +92,7 @@ class Run:
         """The private step of the hosted nodes."""
         return PrivateGradients(
             examples=self.task.examples,
+            held_examples=self.task.held_examples,
             engine=self.engine,
             mechanism=self.mechanism,
             budget=self.budget,

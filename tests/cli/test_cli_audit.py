@@ -57,7 +57,7 @@ def test_a_broken_mechanism_ends_with_exit_code_1(fault: str) -> None:
     assert answer["fault"] == fault
     assert answer["passed"] is False
     assert answer["epsilon_lower_bound"] > answer["epsilon_claimed"]
-    assert answer["neighbouring_relation"] == "add or remove one example"
+    assert answer["neighbouring_relation"] == "add or remove one example, declared number unchanged"
 
 
 def test_a_flagged_check_is_named_in_the_table() -> None:

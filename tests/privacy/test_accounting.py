@@ -425,7 +425,7 @@ def test_bad_paper_constants_are_refused() -> None:
 
 
 def test_relations_are_named() -> None:
-    assert neighbouring_relation("poisson") == "add or remove one example"
+    assert neighbouring_relation("poisson") == "add or remove one example, declared number unchanged"
     assert neighbouring_relation("uniform") == "replace one example"
 
 

@@ -174,6 +174,11 @@ class CanaryTask:
     num_examples: tuple[int, ...]
     loss: Any = output_as_loss
 
+    @property
+    def held_examples(self) -> tuple[int, ...]:
+        """Every node holds what it declares."""
+        return self.num_examples
+
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, D) and targets (N, E)."""
         inputs_NED = self.canary_ND[:, None, :] * (indices_NE == 0)[:, :, None]

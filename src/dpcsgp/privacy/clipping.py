@@ -115,6 +115,9 @@ class CheckedEngine:
         self.engine = engine
         self._layout = layout
         self._views = views
+        self._threads = (
+            torch.get_num_threads()
+        )  # kernels share out their work by it: all passes, checks too, have the same
 
     def slower(self) -> CheckedEngine | None:
         """Return an engine that passes fewer rows at a time; None where there are no fewer."""
@@ -135,7 +138,7 @@ class CheckedEngine:
         if not present_NE.numel():
             return torch.zeros_like(parameters_ND)
         total_ND = torch.zeros_like(parameters_ND)
-        with _full_precision(inputs.device):
+        with _settled(inputs.device, self._threads):
             self.engine.prepare(parameters_ND, inputs)
             for number, start in enumerate(range(0, present_NE.shape[1], shape.places)):
                 examples, labels, present_NP = (
@@ -180,7 +183,7 @@ class CheckedEngine:
         seen: list[tuple[str, Tensor]] = []
         self._check(parameters_ND, inputs, targets, present_NP, clip_norm)
         _blank(present_NP, inputs, targets)
-        with _full_precision(inputs.device):
+        with _settled(inputs.device, self._threads):
             self.engine.prepare(parameters_ND, inputs)
             self.engine.pass_sum(
                 parameters_ND, inputs, targets, present_NP, clip_norm, shape,
@@ -294,17 +297,24 @@ def _blank(present_NP: Tensor, *parts: Tensor) -> None:
 
 
 @contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Keep float32 and its smallest numbers: half precision, TF32 or flushed denormals would break the bound."""
+def _settled(device: torch.device, threads: int) -> Iterator[None]:
+    """Keep float32, its smallest numbers and the number of threads, whatever the caller has set.
+
+    Half precision, TF32 or flushed denormals would break the bound; another number of threads is not what was checked.
+    """
     kind = device.type if device.type in ("cpu", "cuda") else "cpu"
-    flushed = float(torch.tensor(2.0**-140) * 1.0) == 0.0
+    flushed, before = float(torch.tensor(2.0**-140) * 1.0) == 0.0, torch.get_num_threads()
     with torch.autocast(kind, enabled=False), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         matmul, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
         if flushed:
             torch.set_flush_denormal(False)
+        if before != threads:
+            torch.set_num_threads(threads)
         try:
             yield
         finally:
             torch.backends.cuda.matmul.allow_tf32 = matmul
             if flushed:
                 torch.set_flush_denormal(True)
+            if before != threads:
+                torch.set_num_threads(before)

@@ -13,7 +13,7 @@ from dpcsgp.errors import ConfigError
 
 Sampling = Literal["poisson", "uniform"]
 
-ADD_OR_REMOVE_ONE: Final = "add or remove one example"
+ADD_OR_REMOVE_ONE: Final = "add or remove one example, declared number unchanged"
 REPLACE_ONE: Final = "replace one example"
 
 _RELATIONS: Final[dict[str, str]] = {"poisson": ADD_OR_REMOVE_ONE, "uniform": REPLACE_ONE}
@@ -23,7 +23,7 @@ def neighbouring_relation(sampling: str) -> str:
     """Return the neighbouring relation under which releases with this sampling are accounted for.
 
     >>> neighbouring_relation("poisson")
-    'add or remove one example'
+    'add or remove one example, declared number unchanged'
     """
     if sampling not in _RELATIONS:
         raise ConfigError(f"privacy.sampling = {sampling!r}: expected 'poisson' or 'uniform'")
@@ -61,13 +61,15 @@ class ReleaseEvent:
     / divisor`, one draw of noise per coordinate, and whatever is computed from it. All of the following is assumed:
 
     * `sampling = "poisson"`: every example of the node is drawn independently with probability `sampling_rate` (expected
-      batch size / examples), afresh at each release. Neighbouring data sets differ by **adding or removing one example**;
-      the sum then moves by at most `clip_norm`.
+      batch size / declared number of examples), afresh at each release. Neighbouring data sets differ by **adding or
+      removing one example while the declared number stays**: one of them has a blank, an example without gradient, in its
+      place. The sum then moves by at most `clip_norm`.
     * `sampling = "uniform"`: exactly `sampling_rate * examples` examples are drawn without replacement, afresh at each
       release. Neighbouring data sets have equal size and differ by **replacing one example**; the sum then moves by at
       most `2 * clip_norm`, so the release is accounted for with half the noise multiplier.
     * The two relations are not comparable number by number: replacing one example is removing one and adding another.
-    * Clipping: the gradient of each drawn example has Euclidean norm at most `clip_norm`; a non-finite one counts as zero.
+    * Clipping: the gradient of each drawn example has Euclidean norm at most `clip_norm`; a non-finite one counts as zero,
+      and so does an example on which model or loss raise an error.
     * The divisor (the expected batch size), the number of examples of the node, the clip norm, the sampling rate and
       `noise_multiplier` are **public constants**; the drawn batch size and the drawn indices are never revealed.
     * `noise_multiplier` is the standard deviation of the noise on the *sum*, divided by the clip norm. Zero promises

@@ -36,6 +36,7 @@ class PrivateGradients:
     """Private gradients of the hosted nodes; every release is on the ledger's disk before it is computed."""
 
     examples: Callable[[Tensor], tuple[Tensor, Tensor]]
+    held_examples: Sequence[int]  # how many each node really holds: private, at most the declared number
     engine: ClippingEngine
     mechanism: GaussianMechanism
     budget: Budget
@@ -72,6 +73,7 @@ class PrivateGradients:
     def _clipped_sum(self, model_ND: Tensor, indices_NE: Tensor, present_NE: Tensor, step: int) -> Tensor:
         """Fetch the drawn examples and sum their clipped gradients: (N, D), in double precision where that is needed."""
         try:
+            present_NE = present_NE & (indices_NE < torch.tensor(self.held_examples)[:, None])  # the others are blanks
             inputs, targets = self.examples(indices_NE)
             if self.augment is not None:  # per example and before clipping
                 inputs = self.augment(inputs, self.random, step)

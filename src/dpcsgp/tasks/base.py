@@ -35,6 +35,11 @@ class Task(Protocol):
         """Declared, public number of examples of each hosted node."""
         ...
 
+    @property
+    def held_examples(self) -> Sequence[int]:
+        """Private: how many examples each hosted node really holds, at most the declared number; the rest are blanks."""
+        ...
+
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, ...) and targets (N, E, ...) of each node's own examples by their local numbers."""
         ...
@@ -64,12 +69,14 @@ def random_like(rows: Tensor, count: int) -> Tensor:
     return drawn.to(rows.device, rows.dtype)
 
 
-def gather(indices_NE: Tensor, num_examples: Sequence[int], *values: Tensor) -> tuple[Tensor, ...]:
+def gather(indices_NE: Tensor, held_examples: Sequence[int], *values: Tensor) -> tuple[Tensor, ...]:
     """Look up each node's examples by their local numbers in tensors (J, ...) that hold one node after the other.
 
     Returns (N, E, ...) of each. Numbers of padding may point anywhere, past the end too.
     """
-    starts_N1 = torch.tensor([0, *accumulate(num_examples)][:-1], dtype=torch.int64)[:, None]
+    starts_N1 = torch.tensor([0, *accumulate(held_examples)][:-1], dtype=torch.int64)[:, None]
     total = len(values[0])
+    if not total:  # every node of this process holds blanks alone
+        return tuple(part.new_zeros(*indices_NE.shape, *part.shape[1:]) for part in values)
     flat = (indices_NE + starts_N1).reshape(-1).clamp_(max=max(total - 1, 0)).to(values[0].device)
     return tuple(part.index_select(0, flat).view(*indices_NE.shape, *part.shape[1:]) for part in values)

@@ -52,6 +52,11 @@ class Classification:
         tensors = {name: getattr(self, name).to(device) for name in ("inputs", "labels", "test_inputs", "test_labels")}
         return replace(self, module=self.module.to(device), **tensors)
 
+    @property
+    def held_examples(self) -> tuple[int, ...]:
+        """Every node holds what it declares."""
+        return self.num_examples
+
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, ...) and labels (N, E)."""
         inputs, labels = gather(indices_NE, self.num_examples, self.inputs, self.labels)

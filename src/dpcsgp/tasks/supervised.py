@@ -61,6 +61,12 @@ class Supervised:
     test: tuple[Tensor, Tensor] | None
     loss: LossPerExample
     metrics: Mapping[str, Metric]
+    held: tuple[int, ...] | None = None  # None: every node holds what it declares
+
+    @property
+    def held_examples(self) -> tuple[int, ...]:
+        """How many examples each hosted node really holds."""
+        return self.num_examples if self.held is None else self.held
 
     def to(self, device: str) -> Supervised:
         """Return the task with module and data on a device."""
@@ -75,7 +81,7 @@ class Supervised:
 
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, ...) and targets (N, E, ...)."""
-        inputs, targets = gather(indices_NE, self.num_examples, self.inputs, self.targets)
+        inputs, targets = gather(indices_NE, self.held_examples, self.inputs, self.targets)
         return inputs, targets
 
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
