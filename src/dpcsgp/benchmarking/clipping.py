@@ -34,16 +34,16 @@ def _two_layers(work: Workload, clock: Clock, rounds: int, slow_rounds: int) -> 
         {PLAIN: work.plain(), TORCH_NOISE: work.private(secure=False), OURS: work.private(secure=True)}, rounds, 2
     )
     ratios = [
-        compare("clipping", times, TORCH_NOISE, PLAIN, clock=clock, limit=1.4, note=note),
+        compare("clipping", times, TORCH_NOISE, PLAIN, clock=clock, limit=2.2, note=note),
         compare("clipping", times, OURS, PLAIN, clock=clock, limit=2.2, note=note),
     ]
-    return ratios + _against_opacus(work, clock, slow_rounds, note, best_limit=3.0, default_limit=40.0)
+    return ratios + _against_opacus(work, clock, slow_rounds, note, best_limit=2.0, default_limit=40.0)
 
 
 def _resnet(work: Workload, clock: Clock, rounds: int) -> list[Ratio]:
     note = f"{work.model}, batch {work.batch_size}"
     times = measure({PLAIN: work.plain(), OURS: work.private(secure=True)}, rounds)
-    ratios = [compare("clipping", times, OURS, PLAIN, clock=clock, limit=2.6, note=note)]
+    ratios = [compare("clipping", times, OURS, PLAIN, clock=clock, limit=1.6, note=note)]
     ratios += _against_opacus(work, clock, 3, note, best_limit=1.3, default_limit=None)
     return ratios + (_memory() if opacus_modes.is_installed() else [])
 
