@@ -62,6 +62,19 @@ class _Plan(NamedTuple):
     rows: int
 
 
+class _Chunk(NamedTuple):
+    """The rows that run together; blank ones are not present."""
+
+    inputs: Tensor
+    targets: Tensor
+    present_E: Tensor
+
+    @classmethod
+    def of(cls, parts: tuple[Tensor, Tensor, Tensor], rows: slice, length: int) -> _Chunk:
+        """Cut some rows out of a node's inputs, targets and presence, and add blank ones up to the length."""
+        return cls(*(_filled(part[rows], length) for part in parts))
+
+
 @final
 class LayerwiseEngine:
     """Clip per example for any module, from one forward and one backward pass per node."""
@@ -118,34 +131,36 @@ class LayerwiseEngine:
         group = min(_MOST_GROUPED, _GROUPED_ROWS // plan.rows)
         assert pass_slack(plan.rows, group) + GHOST_SLACK <= SUM_SLACK
         total_ND = torch.zeros_like(parameters_ND, dtype=torch.float64 if len(chunks) > group else None)
-        for node, present_P in enumerate(present_NP):
+        for node in range(len(parameters_ND)):
             parameters = {name: value[node].detach() for name, value in values.items()}
-            node_totals = self._layout.views(total_ND[node : node + 1])
+            totals = {name: value[0] for name, value in self._layout.views(total_ND[node : node + 1]).items()}
             for start in range(0, len(chunks), group):
-                sums: dict[str, Tensor] = {}
-                for rows in chunks[start : start + group]:
-                    examples, labels, present = (
-                        _filled(part[rows], plan.rows) for part in (inputs[node], targets[node], present_P)
-                    )
-                    for name, part in self._chunk_sums(
-                        parameters, plan.closed, examples, labels, present, clip_norm, see
-                    ).items():
-                        sums[name] = sums[name].add_(part) if name in sums else part
-                for name, part in sums.items():
-                    node_totals[name][0].add_(part.view(node_totals[name].shape[1:]))
+                parts = (inputs[node], targets[node], present_NP[node])
+                some = (_Chunk.of(parts, rows, plan.rows) for rows in chunks[start : start + group])
+                for name, part in self._group_sums(parameters, plan, some, clip_norm, see).items():
+                    totals[name] += part.view_as(totals[name])
         return total_ND
+
+    def _group_sums(
+        self, parameters: dict[str, Tensor], plan: _Plan, chunks: Iterable[_Chunk], clip: float, see: See | None
+    ) -> dict[str, Tensor]:
+        """Return each parameter's clipped sum over as many chunks as float32 may sum."""
+        sums: dict[str, Tensor] = {}
+        for chunk in chunks:
+            for name, part in self._chunk_sums(parameters, plan.closed, chunk, clip, see).items():
+                sums[name] = sums[name].add_(part) if name in sums else part
+        return sums
 
     def _chunk_sums(
         self,
         parameters: dict[str, Tensor],
         closed: frozenset[str],
-        inputs: Tensor,
-        targets: Tensor,
-        present_E: Tensor,
+        chunk: _Chunk,
         clip: float,
         see: See | None,
     ) -> dict[str, Tensor]:
         """Return each parameter's clipped sum over the present rows of one chunk."""
+        inputs, targets, present_E = chunk
         rest = [name for name in self._layout.names if name not in closed]
         terms = self._terms(parameters, closed, inputs, targets, see) if closed else {}
         squares_E = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
@@ -156,9 +171,7 @@ class LayerwiseEngine:
                 loose_E += term.loose_squared()
         sums: dict[str, Tensor] = {}
         if rest:
-            sums, squares_E = self._explicit_sums(
-                parameters, rest, inputs, targets, present_E, squares_E, loose_E, clip, see
-            )
+            sums, squares_E = self._explicit_sums(parameters, rest, chunk, squares_E, loose_E, clip, see)
         with torch.no_grad():
             if see is not None:
                 see(NORM, torch.stack([squares_E, loose_E], dim=1))
@@ -277,15 +290,14 @@ class LayerwiseEngine:
         self,
         parameters: dict[str, Tensor],
         rest: list[str],
-        inputs: Tensor,
-        targets: Tensor,
-        present_E: Tensor,
+        chunk: _Chunk,
         squares_E: Tensor,
         loose_E: Tensor,
         clip: float,
         see: See | None,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Form per-example gradients of `rest` in runs of rows; return their clipped sums and the whole squared norms."""
+        inputs, targets, present_E = chunk
         fixed = {name: value.detach() for name, value in parameters.items() if name not in rest}
         free = {name: parameters[name].detach() for name in rest}
 
