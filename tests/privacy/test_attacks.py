@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def short_and_long(short: int, long: int) -> pytest.MarkDecorator:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ulps", [0, 1])
-@short_and_long(15, 200)
+@short_and_long(12, 200)
 def test_a_row_at_a_kink_is_not_found_in_a_trained_model(tmp_path: Path, runs: int, ulps: int) -> None:
     """One row more once changed the kernel, and 50 equal rows turned around together: every run told them apart."""
     module, rows = linear_model(), rows_at_a_kink(50, ulps)
@@ -153,12 +154,13 @@ VIEWED = [("crop-flip", random_images), ("flip", chosen_images)]
 
 @pytest.mark.parametrize("total", [50, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("spec", "images"), VIEWED, ids=["random", "chosen"])
-@short_and_long(100, 300)
+@short_and_long(200, 300)
 def test_taking_out_the_first_image_is_not_found(
     runs: int, spec: str, images: Callable[[int], Rows], total: int
 ) -> None:
     """Views by row number once gave every later image another view: renumbered, all of them changed."""
-    attack = Attack(image_model(), per_example, images(total), rate=1 / 3, augment=Augmentation(spec, 1))
+    rate = 1.0 if total == 50 else 1 / 3
+    attack = Attack(image_model(), per_example, images(total), rate, augment=Augmentation(spec, 1))
     assert attack.bound(runs, draws=20) <= CLAIM
 
 
@@ -179,7 +181,8 @@ def test_the_law_of_a_release_does_not_depend_on_the_order_of_the_rows() -> None
         for data, keys in ((images, range(400)), (images.flip(0), range(400, 800)))
     )
     for one, other in zip(ours.T, theirs.T, strict=True):
-        assert float(ks_2samp(one.numpy(), other.numpy())[1]) > 1e-4
+        test: Any = ks_2samp(one.numpy(), other.numpy())
+        assert test.pvalue > 1e-4
 
 
 @pytest.mark.parametrize("images", [random_images, chosen_images], ids=["random", "chosen"])
