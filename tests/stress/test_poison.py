@@ -22,6 +22,7 @@ from dpcsgp.blueprint import design
 from dpcsgp.config import load_config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import ClippingEngine
+from dpcsgp.privacy.passes import PassShape
 from dpcsgp.results import ResultsFolder
 
 SETTINGS = [
@@ -47,10 +48,16 @@ class Without:
         self._engine, self._value = engine, value
 
     def clipped_sum(
-        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NE: Tensor,
+        clip_norm: float,
+        shape: PassShape = PassShape(),
     ) -> Tensor:
         absent_NE = (inputs == self._value).flatten(2).any(-1)
-        return self._engine.clipped_sum(parameters_ND, inputs, targets, present_NE & ~absent_NE, clip_norm)
+        return self._engine.clipped_sum(parameters_ND, inputs, targets, present_NE & ~absent_NE, clip_norm, shape)
 
 
 def watched_run(out: Path, pixel: float | None, *settings: str) -> tuple[training.Run, training.Progress]:

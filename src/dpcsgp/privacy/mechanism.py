@@ -86,14 +86,14 @@ class GaussianMechanism:
         indices_NE, present_NE = self.draw(step, random, active)
         sum_ND = clipped_sum(indices_NE, present_NE)
         del indices_NE, present_NE
-        for row, is_active in enumerate(active):
-            if not is_active:
-                sum_ND[row] = 0
-                continue
+        grad_ND = torch.zeros(sum_ND.shape, dtype=torch.float32)
+        for row in (row for row, is_active in enumerate(active) if is_active):
+            # Always in double precision: how many passes a batch took must not show in the numbers that can come out.
+            exact_D = sum_ND[row].to("cpu", torch.float64, copy=True)
             if self.noise_multipliers[row] > 0:
-                add_noise_(sum_ND[row], self.noise_multipliers[row], self.clip_norm, random, step, row)
-        divisors_N1 = torch.tensor(self.expected_batch_sizes, dtype=sum_ND.dtype, device=sum_ND.device)[:, None]
-        return sum_ND.div_(divisors_N1.clamp_(min=1))  # a node without data has zeros to divide
+                add_noise_(exact_D, self.noise_multipliers[row], self.clip_norm, random, step, row)
+            grad_ND[row] = exact_D.div_(self.expected_batch_sizes[row])
+        return grad_ND
 
     def draw(self, step: int, random: PrivateRandomness, active: Sequence[bool]) -> tuple[Tensor, Tensor]:
         """Draw each active node's batch: local example numbers (N, E) in random places, and which places are taken."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dpcsgp.errors import ModelError
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.clipping import Loss, clipping_engine
+from dpcsgp.privacy.clipping import SMALLEST_CLIP, Loss, clipping_engine
 from dpcsgp.privacy.layerwise import check_losses
 from dpcsgp.privacy.memory_probes import check_memory
 from dpcsgp.privacy.models import label
@@ -254,7 +254,8 @@ def check_sums(sums: Sums, batch: Pair, together: int = 1) -> None:
         part = batch[0][start : start + together], batch[1][start : start + together]
         gradient_D = sums(part, _NO_CLIPPING)
         length = _norm(gradient_D)
-        clip, longest = clip or length / together / 2, max(longest, length)
+        shorter = max(length / together / 2, SMALLEST_CLIP) if length else 0.0
+        clip, longest = clip or shorter, max(longest, length)
         whole_D += gradient_D
         # Single examples are clipped by hand: that tests the clipping as well as the sum.
         if together > 1 and clip:
