@@ -38,7 +38,7 @@ def check(module: nn.Module, shape: tuple[int, ...], views: int = 1, num_example
         for clip in (0.1 * middle, middle, 1e9):  # all clipped, some clipped, none clipped
             ours = engine.clipped_sum(flat_D[None], given[None], targets[None], present, clip)[0]
             expected = clip_and_sum(gradients, clip)
-            torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-10 * float(expected.norm()))
+            torch.testing.assert_close(ours, expected, rtol=2e-6, atol=2e-7 * float(expected.norm()))
 
 
 class Twice(nn.Module):

@@ -51,7 +51,7 @@ def test_one_missing_value_in_the_test_data_hides_no_difference() -> None:
 
         def forward(self, rows: Tensor) -> Tensor:
             outputs = self.linear(rows)
-            return outputs - outputs.mean(0)
+            return outputs - 0.5 * outputs.mean(0)
 
     torch.manual_seed(0)
     inputs = torch.randn(64, 8)
@@ -64,3 +64,33 @@ def test_many_parameters_without_closed_form_can_be_checked() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.ConvTranspose1d(64, 512, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(512, 1))
     _checked(module, _squared, torch.randn(64, 64, 5), 1, 32)
+
+
+def test_a_branch_on_the_brightest_byte_is_found() -> None:
+    class Bytes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 2)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.linear(rows / 255 if int(rows.max()) > 1 else rows.float())
+
+    torch.manual_seed(0)
+    bright = torch.randint(0, 256, (64, 8), dtype=torch.uint8)
+    engine = _checked(Bytes(), _squared, bright, 1, 32)[0]
+    assert engine.slower() is None  # one row at a time
+
+
+def test_a_branch_at_a_middling_size_is_found() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 2)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            largest = rows.abs().max()
+            return self.linear(rows / largest if 5 < float(largest) < 1e6 else rows)
+
+    torch.manual_seed(0)
+    engine = _checked(Scaled(), _squared, torch.randn(64, 8), 1, 32)[0]
+    assert engine.slower() is None

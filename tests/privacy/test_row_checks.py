@@ -100,7 +100,7 @@ def test_rows_that_follow_their_companions_pass_one_at_a_time(module: type[nn.Mo
 
 
 def test_rows_that_do_not_repeat_themselves_are_refused_by_name() -> None:
-    with pytest.raises(ModelError, match="layer 'linear' does not repeat itself bit for bit"):
+    with pytest.raises(ModelError, match="the output of the model does not repeat itself bit for bit"):
         checked(ByTheMoon())
 
 

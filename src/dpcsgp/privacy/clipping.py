@@ -31,6 +31,7 @@ from dpcsgp.privacy.passes import PassShape
 __all__ = ["ClippingEngine", "Loss", "clipping_engine"]
 
 SMALLEST_CLIP: Final = 2.0**-30  # below, roundings of the smallest float32 numbers would no longer be negligible
+LARGEST_CLIP: Final = 2.0**60  # above, float32 sums of many examples might overflow
 _DEFAULT_SHAPE: Final = PassShape()
 
 
@@ -207,7 +208,8 @@ class CheckedEngine:
             absent_NP = torch.zeros_like(present_NP)
         # What fails on blank rows, too, fails in public and is raised here.
         self._run(parameters_ND, torch.zeros_like(inputs), torch.zeros_like(targets), absent_NP, clip_norm, shape)
-        return self._sum_of_what_runs(parameters_ND, inputs, targets, present_NP, clip_norm, shape)
+        places = range(present_NP.numel())
+        return self._sum_of_what_runs(parameters_ND, inputs, targets, present_NP, clip_norm, shape, places)
 
     def _sum_of_what_runs(
         self,
@@ -217,19 +219,26 @@ class CheckedEngine:
         present_NP: Tensor,
         clip_norm: float,
         shape: PassShape,
+        places: range,
     ) -> Tensor:
-        """Sum what does not raise, by halves. The others keep their places in passes of the same shape, and so their bits."""
+        """Sum what does not raise, by halves of the places (of all nodes together).
+
+        The others keep their places in passes of the same shape, and so their bits; where is cut does not depend on them.
+        """
         total_ND = torch.zeros_like(parameters_ND, dtype=torch.float64)
-        places = present_NP.flatten().nonzero().flatten()
-        for members in places.tensor_split(2):
+        middle = len(places) // 2
+        for half in (places[:middle], places[middle:]):
             half_NP = torch.zeros_like(present_NP)
-            half_NP.view(-1)[members] = True
-            arguments = parameters_ND, inputs.clone(), targets.clone(), half_NP, clip_norm, shape
+            half_NP.view(-1)[half.start : half.stop] = present_NP.reshape(-1)[half.start : half.stop]
+            if not bool(half_NP.any()):
+                continue
             try:
-                total_ND += self._run(*arguments)
+                total_ND += self._run(parameters_ND, inputs.clone(), targets.clone(), half_NP, clip_norm, shape)
             except Exception:
-                if len(members) > 1:
-                    total_ND += self._sum_of_what_runs(*arguments)
+                if len(half) > 1:
+                    total_ND += self._sum_of_what_runs(
+                        parameters_ND, inputs, targets, present_NP, clip_norm, shape, half
+                    )
         return total_ND
 
     def _run(
@@ -250,8 +259,10 @@ class CheckedEngine:
         self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
     ) -> None:
         places = tuple(present_NE.shape)
-        if not clip_norm >= SMALLEST_CLIP:
-            raise ConfigError(f"privacy.clip_norm = {clip_norm}: expected a number of at least {SMALLEST_CLIP:.1g}")
+        if not SMALLEST_CLIP <= clip_norm <= LARGEST_CLIP:
+            raise ConfigError(
+                f"privacy.clip_norm = {clip_norm}: expected a number from {SMALLEST_CLIP:.1g} to {LARGEST_CLIP:.1g}"
+            )
         if parameters_ND.shape != (places[0], self._layout.dim):
             raise ModelError(
                 f"parameters: expected shape {(places[0], self._layout.dim)} for this model and {places[0]} nodes, "

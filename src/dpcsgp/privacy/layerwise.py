@@ -19,6 +19,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, final
 
 import torch
@@ -191,9 +192,13 @@ class LayerwiseEngine:
         see: See | None,
     ) -> dict[str, Term]:
         """Run the two passes and return the term of every parameter in `closed`."""
-        outputs, calls = self._forward(parameters, closed, inputs)
+        with _outputs_shown(self._module, len(inputs) * self._views, see):
+            outputs, calls = self._forward(parameters, closed, inputs)
         with torch.enable_grad():
-            total = self._losses(outputs, targets, len(inputs)).sum()
+            losses = self._losses(outputs, targets, len(inputs))
+            total = losses.sum()
+        if see is not None:
+            see("the loss", losses.detach())
         deltas = list(torch.autograd.grad(total, [call.edge for call in calls], allow_unused=True))
         uses: dict[str, list[Term]] = {}
         with torch.no_grad():
@@ -309,18 +314,41 @@ class LayerwiseEngine:
         gradients = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")
         sums = {name: torch.zeros_like(value) for name, value in free.items()}
         norms: list[Tensor] = []
+        seen: dict[str, list[Tensor]] = {name: [] for name in rest if see is not None}
         for rows in slices(len(inputs), sum(value.numel() for value in free.values())):
             parts = {
                 name: part.flatten(1) for name, part in _batched(gradients, free, inputs[rows], targets[rows]).items()
             }
-            if see is not None:
-                for name, part in parts.items():
-                    see(f"the gradient of '{name}'", part)
+            for name, shown in seen.items():
+                shown.append(parts[name].clone())
             norms.append(squares_E[rows] + torch.stack([squared_norms(part) for part in parts.values()]).sum(dim=0))
             factors_E = torch.where(present_E[rows], clip_factors(norms[-1], clip, loose_E[rows]), 0.0)
             for name, part in parts.items():
                 sums[name] += (factors_E.to(part.dtype) @ finite_(part)).view_as(sums[name])
+        for name, shown in seen.items():
+            assert see is not None
+            see(f"the gradient of '{name}'", torch.cat(shown))
         return sums, torch.cat(norms)
+
+
+@contextmanager
+def _outputs_shown(module: nn.Module, length: int, see: See | None) -> Iterator[None]:
+    """Show the outputs of all layers that have a row per example, as they come; the loss might hide what differs in them."""
+    handles = []
+    if see is not None:
+
+        def show(name: str, output: Any) -> None:
+            for part in _tensors(output):
+                if part.dim() and len(part) == length and part.element_size() in (2, 4, 8):
+                    see(f"the output of layer '{name}'" if name else "the output of the model", part.detach())
+
+        for name, layer in module.named_modules():
+            handles.append(layer.register_forward_hook(lambda _layer, _args, out, name=name: show(name, out)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def is_random(module: nn.Module, public: Tensor) -> bool:

@@ -12,14 +12,13 @@ Reference: Goodfellow, "Efficient per-example gradient computations" (2015).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.layerwise import NORM, LayerwiseEngine, Loss, check_losses, is_random
+from dpcsgp.privacy.layerwise import NORM, LayerwiseEngine, Loss, See, check_losses, is_random
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
 from dpcsgp.privacy.squares import squared_norms
 from dpcsgp.privacy.terms import clip_factors, finite_, scaled, slices
@@ -111,13 +110,13 @@ class LinearStackEngine:
         present_NP: Tensor,
         clip_norm: float,
         shape: PassShape,
-        see: Callable[[str, Tensor], None] | None = None,
+        see: See | None = None,
     ) -> Tensor:
         """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples of one pass: (N, D)."""
         if not self._is_flat(inputs):
             return self._layerwise.pass_sum(parameters_ND, inputs, targets, present_NP, clip_norm, shape, see)
         assert pass_slack(shape.rows, shape.chunks) <= SUM_SLACK
-        passes = self._passes(self._layout.views(parameters_ND.detach()), inputs, targets)
+        passes = self._passes(self._layout.views(parameters_ND.detach()), inputs, targets, see)
         with torch.no_grad():
             squares_NP = torch.stack([_norm_squared(part) for part in passes]).sum(dim=0)
             if see is not None:
@@ -146,7 +145,7 @@ class LinearStackEngine:
         """Tell whether the first linear layer sees one vector per example (not a sequence of vectors)."""
         return inputs.dim() == 3 or isinstance(_flat(self._module)[0], nn.Flatten)
 
-    def _passes(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> list[_Pass]:
+    def _passes(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, see: See | None) -> list[_Pass]:
         """Run all nodes forward, and backward to the outputs of the linear layers (never to the weights)."""
         num_nodes, num_places = inputs.shape[:2]
         hidden = inputs.reshape(num_nodes, num_places, -1)
@@ -161,8 +160,12 @@ class LinearStackEngine:
                 else:
                     rows = _without_inplace(step)(hidden.flatten(0, 1))
                     hidden = rows.view(num_nodes, -1, rows.shape[1])
+                if see is not None:
+                    see("the output of a layer", hidden.detach().flatten(0, 1))
             losses = self._loss(hidden.flatten(0, 1), targets.flatten(0, 1))
             check_losses(losses, num_nodes * num_places)
+            if see is not None:
+                see("the loss", losses.detach())
             deltas = torch.autograd.grad(losses.sum(), outputs)
         linears = [step for step in self._steps if isinstance(step, _Linear)]
         return [_Pass(*part) for part in zip(linears, seen, deltas, strict=True)]
@@ -203,7 +206,7 @@ def _norm_squared(part: _Pass) -> Tensor:
     return delta_NP * (inputs_NP * (part.linear.weight is not None) + (part.linear.bias is not None))
 
 
-def _show(passes: list[_Pass], squares_NP: Tensor, see: Callable[[str, Tensor], None]) -> None:
+def _show(passes: list[_Pass], squares_NP: Tensor, see: See) -> None:
     """Show what every example contributes: activations, backprops and norm."""
     for linear, inputs_NPI, delta_NPO in passes:
         name = (linear.weight or linear.bias or "a frozen layer").rpartition(".")[0]

@@ -30,6 +30,7 @@ _EXTREMES: Final = ((1e30, -1e30, 1e-40), (float("inf"),), (float("nan"),))  # a
 _CLIP: Final = 1.0
 _NEARBY: Final = 0.02
 _JITTER: Final = 0.1
+_SIZES: Final = (1.0, 1e-3, 30.0)  # rows of several sizes: a branch may depend on the largest value of a batch
 
 
 class Difference(NamedTuple):
@@ -80,22 +81,25 @@ def _first_difference(
     """Return a difference in any of the shapes, one between companions first; places are compared if asked for."""
     found: list[Difference] = []
     for shape, num_nodes in nodes_by_shape.items():
-        check = _Check(engine, model_D.expand(num_nodes, -1).contiguous(), public, shape)
-        found += check.companions()
-        if places and not found:
-            found += check.places()
+        for size in _SIZES:
+            check = _Check(engine, model_D.expand(num_nodes, -1).contiguous(), public, shape, size)
+            found += check.companions()
+            if places and not found and size == 1.0:
+                found += check.places()
     return min(found, key=lambda difference: difference.kind, default=None)
 
 
 class _Check:
     """A pass full of different rows, to be compared with passes that hold them elsewhere or among others."""
 
-    def __init__(self, engine: CheckedEngine, models_ND: Tensor, public: Rows, shape: PassShape) -> None:
+    def __init__(self, engine: CheckedEngine, models_ND: Tensor, public: Rows, shape: PassShape, size: float) -> None:
+        public = _finite_rows(public)
         num_nodes, self._places = engine.checked_places(models_ND, public[0], shape)
         self._engine, self._shape, self._models_ND = engine, shape, models_ND[:num_nodes]
         with torch_seed(0, "row checks"):
-            self._rows = _different_rows(public, num_nodes, self._places)
-            self._others = _different_rows(public, num_nodes, self._places)
+            self._rows = _different_rows(public, num_nodes, self._places, size)
+            self._others = _different_rows(public, num_nodes, self._places, 1.0)
+        self._constants = _constants(public[0])
         self._present_NP = torch.ones(num_nodes, self._places, dtype=torch.bool, device=public[0].device)
         self._expected = self._run(self._rows, self._present_NP)
 
@@ -107,8 +111,8 @@ class _Check:
         yield from self._compare(self._mixed(even_P, self._others), self._present_NP, even_P)
         for alone_P in (~even_P, middle_P):
             yield from self._compare(self._rows, alone_P.expand_as(self._present_NP).contiguous(), alone_P)
-        for values in _EXTREMES if self._rows[0].is_floating_point() else ():
-            yield from self._compare(self._mixed(even_P, self._extreme(values)), self._present_NP, even_P)
+        for values in self._constants:
+            yield from self._compare(self._mixed(even_P, self._constant(values)), self._present_NP, even_P)
 
     def places(self) -> Iterator[Difference]:
         """Yield what differs where all rows move to other places, or where a node passes alone."""
@@ -140,9 +144,9 @@ class _Check:
         )
         return inputs, targets
 
-    def _extreme(self, values: tuple[float, ...]) -> Rows:
+    def _constant(self, values: tuple[float, ...]) -> Rows:
         inputs, targets = self._rows
-        values_P = torch.tensor(values).repeat(self._places)[: self._places].to(inputs)
+        values_P = torch.tensor(values, dtype=torch.float64).repeat(self._places)[: self._places].to(inputs)
         return values_P.view(1, -1, *[1] * (inputs.dim() - 2)).expand_as(inputs), targets
 
     def _run(self, rows: Rows, present_NP: Tensor) -> list[tuple[str, Tensor]]:
@@ -157,15 +161,41 @@ class _Check:
         return by_node[:, : views * self._places].unflatten(1, (self._places, views))
 
 
-def _different_rows(public: Rows, num_nodes: int, places: int) -> Rows:
-    """Return (N, P, ...) rows: public ones in random order, each a little different if its values allow that."""
+def _different_rows(public: Rows, num_nodes: int, places: int, size: float) -> Rows:
+    """Return (N, P, ...) rows of some size: public ones in random order, each a little different if its values allow that.
+
+    Whole numbers stay between the smallest and the largest public one; small rows are all smallest but for single places.
+    """
     inputs, targets = public
     which_NP = torch.randint(len(inputs), (num_nodes, places), device=inputs.device)
     chosen = inputs[which_NP]
     if inputs.is_floating_point():
         scale = inputs.abs().mean().clamp_min(1e-3)
-        chosen = chosen + _JITTER * scale * torch.randn(chosen.shape).to(chosen)
+        chosen = size * (chosen + _JITTER * scale * torch.randn(chosen.shape).to(chosen))
+    elif size < 1:
+        low = inputs.min()
+        chosen = torch.where(chosen > low, low + (inputs.max() > low).to(low), low).to(inputs)
     return chosen, targets[which_NP]
+
+
+def _finite_rows(public: Rows) -> Rows:
+    """Return the public rows without missing or infinite values; they would make all differences disappear."""
+    finite = torch.ones(len(public[0]), dtype=torch.bool, device=public[0].device)
+    for part in public:
+        if part.is_floating_point():
+            finite &= part.isfinite().flatten(1).all(dim=1) if part.dim() > 1 else part.isfinite()
+    if bool(finite.any()):
+        return public[0][finite], public[1][finite]
+    inputs, targets = (part.nan_to_num(0.0, 0.0, 0.0) if part.is_floating_point() else part for part in public)
+    return inputs, targets
+
+
+def _constants(inputs: Tensor) -> tuple[tuple[float, ...], ...]:
+    """Return the values of constant companions: extreme ones, and of whole numbers those that public rows or bytes reach."""
+    if inputs.is_floating_point():
+        return _EXTREMES
+    largest = 255 if inputs.dtype is torch.uint8 else int(inputs.max())
+    return ((float(inputs.min()),), (float(largest),))
 
 
 def _bits(rows: Tensor) -> Tensor:

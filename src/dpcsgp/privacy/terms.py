@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpcsgp.privacy.passes import ghost_slack
@@ -37,20 +38,22 @@ PASS_COST: Final = 8
 SCRATCH_FLOATS = 2**22  # scratch memory for intermediate results
 CACHED_FLOATS: Final = 2**19  # scratch memory that stays in cache and is handed out again without page faults
 MARGIN: Final = 2.0**-6  # share of U by which ghost norms are raised
-_DOUBLE_MARGIN: Final = 2.0**-35  # the same where gradients are in double precision
+_DOUBLE_MARGIN: Final = 2.0**-24  # the same where gradients are in double precision: Gram matrices are right to 2^-26 U
+_TINY: Final = 2.0**-100  # numbers above it are rounded by 2^-24 of themselves; smaller ones are set to zero
 GHOST_SLACK: Final = 0.0165  # share of the clip norm that rounding of ghost sums may take
 _KEEP_RATIO: Final = 4
 
 
 def clip_factors(norm_squared: Tensor, clip_norm: float, loose_squared: Tensor | float = 0.0) -> Tensor:
-    """Return min(1, clip_norm / (|g| + MARGIN U)), zero where it is not finite (no branch on the data).
+    """Return min(1, clip_norm / (|g| + MARGIN U)), zero where it is tiny or not finite (no branch on the data).
 
-    `norm_squared` is |g|^2 and `loose_squared` is (MARGIN U)^2 of the ghost terms, both in double precision.
+    `norm_squared` is |g|^2 and `loose_squared` is (MARGIN U)^2 of the ghost terms, both in double precision. Near the smallest
+    float32 numbers a factor could be rounded up to twice itself.
     """
     loose = torch.as_tensor(loose_squared, dtype=norm_squared.dtype, device=norm_squared.device)
     lengths = norm_squared.clamp_min(0.0).sqrt() + loose.sqrt()
     factors = (clip_norm / lengths).clamp_max(1.0)
-    return torch.where(lengths.isfinite(), factors, 0.0)
+    return torch.where(lengths.isfinite() & (factors >= _TINY), factors, 0.0)
 
 
 def finite_(values: Tensor) -> Tensor:
@@ -68,8 +71,12 @@ def finite(values: Tensor) -> Tensor:
 
 
 def scaled(gradient: Tensor, factors_E: Tensor) -> Tensor:
-    """Return factor_e gradient_e for a tensor (E, ...), exactly zero where the factor is."""
-    return finite_(gradient * factors_E.to(gradient.dtype).view(-1, *[1] * (gradient.dim() - 1)))
+    """Return factor_e gradient_e for a tensor (E, ...), exactly zero where the factor or the product is tiny.
+
+    A tiny product could be rounded up to twice itself and meet an activation that is huge; zero is never longer.
+    """
+    products = gradient * factors_E.to(gradient.dtype).view(-1, *[1] * (gradient.dim() - 1))
+    return finite_(F.hardshrink(products, _TINY))
 
 
 def margin(gradient: Tensor) -> float:
