@@ -102,10 +102,10 @@ class LayerwiseEngine:
         return LayerwiseEngine(copy.deepcopy(self._module).eval(), self._loss, self._views, self._most_rows)
 
     def checked_places(self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape) -> tuple[int, int]:
-        """Two chunks of one node show all there is: nodes and chunks follow one another."""
+        """One chunk of one node shows all there is: nodes and chunks follow one another, in memory of their own."""
         parameters = {name: value[0].detach() for name, value in self._layout.views(parameters_ND).items()}
         row = inputs if self._views == 1 else inputs[:, None].expand(-1, self._views, *inputs.shape[1:])
-        return 1, 2 * self._plan(parameters, row).rows
+        return 1, self._plan(parameters, row).rows
 
     def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
         """Find the closed forms and the rows of a chunk for inputs (N, E, ...) of this shape."""

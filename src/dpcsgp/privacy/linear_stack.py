@@ -207,10 +207,9 @@ def _norm_squared(part: _Pass) -> Tensor:
 
 
 def _show(passes: list[_Pass], squares_NP: Tensor, see: See) -> None:
-    """Show what every example contributes: activations, backprops and norm."""
-    for linear, inputs_NPI, delta_NPO in passes:
+    """Show what every example contributes: backprops and norm (activations were shown as outputs of layers)."""
+    for linear, _, delta_NPO in passes:
         name = (linear.weight or linear.bias or "a frozen layer").rpartition(".")[0]
-        see(f"the inputs of layer '{name}'", inputs_NPI.flatten(0, 1))
         see(f"the loss gradient at the outputs of layer '{name}'", delta_NPO.flatten(0, 1))
     see(NORM, squares_NP.flatten())
 
