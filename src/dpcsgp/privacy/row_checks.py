@@ -166,20 +166,21 @@ class _Check:
 
 
 def _different_rows(public: Rows, num_nodes: int, places: int, size: float) -> Rows:
-    """Return (N, P, ...) rows of some size: public ones in random order, each a little different if its values allow that.
+    """Return (N, P, ...) rows of some size, the same for all nodes: public ones in random order, a little different each.
 
     Whole numbers stay between the smallest and the largest public one; small rows are all smallest but for single places.
     """
     inputs, targets = public
-    which_NP = torch.randint(len(inputs), (num_nodes, places), device=inputs.device)
-    chosen = inputs[which_NP]
+    which_P = torch.randint(len(inputs), (places,)).to(inputs.device)
+    chosen = inputs[which_P]
     if inputs.is_floating_point():
         scale = inputs.abs().mean().clamp_min(1e-3)
         chosen = size * (chosen + _JITTER * scale * torch.randn(chosen.shape).to(chosen))
     elif size < 1:
         low = inputs.min()
         chosen = torch.where(chosen > low, low + (inputs.max() > low).to(low), low).to(inputs)
-    return chosen, targets[which_NP]
+    labels = targets[which_P]
+    return chosen.expand(num_nodes, *chosen.shape), labels.expand(num_nodes, *labels.shape)
 
 
 def _finite_rows(public: Rows) -> Rows:
