@@ -17,6 +17,7 @@ from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping import ClippingEngine, clipping_engine
 from dpcsgp.privacy.linear_stack import is_linear_stack
+from dpcsgp.privacy.passes import PassShape
 
 
 def entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -349,3 +350,34 @@ def test_layers_that_are_not_what_their_type_says_are_not_taken_for_a_stack(
     entropy(module(inputs[0]), targets[0]).sum().backward()
     expected = [parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None]
     torch.testing.assert_close(total_D, torch.cat(expected))
+
+
+@pytest.mark.parametrize("module", [stack(), network(), Explicit()], ids=list(MODELS))
+@pytest.mark.parametrize("shape", [PassShape(16, 1), PassShape(16, 3), PassShape(48, 4), PassShape(96, 7)], ids=str)
+def test_chunks_and_passes_add_up(module: nn.Module, shape: PassShape) -> None:
+    """Whatever the shape of the passes, all present examples are summed; several passes in double precision."""
+    torch.manual_seed(0)
+    models_ND = 0.4 * torch.randn(2, ParameterLayout.of(module).dim)
+    inputs, targets = torch.randn(2, 600, 1, 3, 4), torch.randint(4, (2, 600))
+    present = torch.rand(2, 600) < 0.8
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        total = clipping_engine(module, entropy).clipped_sum(
+            models_ND, inputs.clone(), targets.clone(), present, 0.3, shape
+        )
+    assert shape.places >= 600 or total.dtype is torch.float64
+    for node in range(2):
+        gradients = per_example_gradients(
+            module, entropy, models_ND[node], inputs[node][present[node], None], targets[node][present[node]]
+        )
+        torch.testing.assert_close(total[node].double(), clip_and_sum(gradients.double(), 0.3), rtol=1e-3, atol=1e-4)
+
+
+def test_a_clip_norm_below_float32s_reach_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(2, 1))
+    engine, models = clipping_engine(module, lambda out, t: out.sum(1)), torch.zeros(1, 3)
+    arguments = models, torch.ones(1, 1, 2), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    engine.clipped_sum(*arguments, 2.0**-30)
+    for clip in (2.0**-31, 1e-30, 0.0, float("nan")):
+        with pytest.raises(ConfigError, match=r"privacy\.clip_norm"):
+            engine.clipped_sum(*arguments, clip)
