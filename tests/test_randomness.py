@@ -95,7 +95,8 @@ def test_the_whole_state_of_torchs_generator_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "purpose", "step", "node"), [(6, "noise", 9, 2), (5, "order", 9, 2), (5, "noise", 10, 2), (5, "noise", 9, 3)]
+    ("seed", "purpose", "step", "node"),
+    [(6, "noise", 9, 2), (5, "order", 9, 2), (5, "noise", 10, 2), (5, "noise", 9, 3)],
 )
 def test_every_coordinate_of_a_private_address_matters(seed: int, purpose: str, step: int, node: int) -> None:
     reference = PrivateRandomness.seeded(5, [2]).row_bytes("noise", 9, 0, 64)

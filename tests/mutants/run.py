@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mutants import REPOSITORY, Mutant, load_mutants
+from mutant_lists import REPOSITORY, Mutant, load_mutants
 
 _WANTED: Final = 0.95
 _LONGEST: Final = 600.0  # seconds for the tests of one mutant

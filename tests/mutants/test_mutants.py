@@ -6,7 +6,7 @@ import ast
 from collections import Counter
 
 import pytest
-from mutants import REPOSITORY, Mutant, load_mutants
+from mutant_lists import REPOSITORY, Mutant, load_mutants
 
 MUTANTS = load_mutants()
 

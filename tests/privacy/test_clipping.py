@@ -381,3 +381,28 @@ def test_a_clip_norm_below_float32s_reach_is_refused() -> None:
     for clip in (2.0**-31, 1e-30, 0.0, float("nan")):
         with pytest.raises(ConfigError, match=r"privacy\.clip_norm"):
             engine.clipped_sum(*arguments, clip)
+
+
+class Watcher(nn.Module):
+    """A linear layer that notes how many rows it gets at a time, and where in memory they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen = nn.Linear(3, 2), list[tuple[int, int]]()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.seen.append((len(rows), rows.data_ptr() % 64))
+        return self.linear(rows)
+
+
+@pytest.mark.parametrize("most_rows", [1, 16, 64])
+def test_every_chunk_has_the_same_rows_and_lies_in_memory_alike(most_rows: int) -> None:
+    """Kernels are chosen by shape and round by alignment: neither may follow from how many were drawn."""
+    module = Watcher()
+    engine = layerwise(module, lambda out, t: out.sum(1), most_rows=most_rows)
+    for size in (1, 5, 63, 64, 65, 100):
+        present = torch.ones(1, size, dtype=torch.bool)
+        for shape in (PassShape(64), PassShape(48, 3)):
+            engine.clipped_sum(torch.ones(1, 8), torch.randn(1, size, 3), torch.zeros(1, size), present, 1.0, shape)
+    chunks = [seen for seen in module.seen if seen[0] not in (2, 3)]  # these are the public zeros of the plan
+    assert set(chunks) == {(most_rows, 0)}

@@ -87,7 +87,9 @@ def test_norms_of_positions_that_cancel_are_accurate(offset: float) -> None:
     delta = normal(5, 1, 32, dtype=torch.float32, seed=2) * torch.tensor([1.0, -1.0])[:, None]
     exact = (delta.double().mT @ inputs.double()).flatten(1).square().sum(dim=1)
     torch.testing.assert_close(OuterTerm(inputs, delta).norm_squared(), exact, rtol=1e-5, atol=0.0)
-    images = inputs.view(5, 2, 64, 1).transpose(1, 2).contiguous()  # the positions side by side, as a convolution of width 1
+    images = (
+        inputs.view(5, 2, 64, 1).transpose(1, 2).contiguous()
+    )  # the positions side by side, as a convolution of width 1
     layer = nn.Conv2d(64, 32, 1)
     term = kernel_term(layer, images, delta.view(5, 2, 32, 1).transpose(1, 2).contiguous(), 5)
     torch.testing.assert_close(term.norm_squared(), exact, rtol=1e-5, atol=0.0)
@@ -104,7 +106,7 @@ def test_ghost_sums_round_within_the_stated_slack(rows: int, positions: int) -> 
 @pytest.mark.parametrize("rows", [1, 2, 4, 16, 64])
 def test_gradients_are_formed_where_rounding_forbids_ghost_sums(rows: int) -> None:
     for positions in (2, 9, 36):
-        terms = [OuterTerm(normal(rows, positions, 90), normal(rows, positions, 80))]
+        terms: list[Term] = [OuterTerm(normal(rows, positions, 90), normal(rows, positions, 80))]
         if positions > 2:
             terms.append(convolution(rows, 32, round(positions**0.5)))
         for term in terms:

@@ -146,7 +146,11 @@ def test_a_row_that_raises_counts_as_zero_and_touches_no_other(tmp_path: Path, b
     gone = torch.zeros_like(whole)
     for row, place in bad:
         own = per_example_gradients(
-            step.module, squared, step.model_ND[row], step.inputs[row, place, None][None], step.targets[row, place][None]
+            step.module,
+            squared,
+            step.model_ND[row],
+            step.inputs[row, place, None][None],
+            step.targets[row, place][None],
         )
         gone[row] += clip_and_sum(own, 0.5) / SIZES[row]
         step.targets[row, place] = 1e4 * (1 + torch.rand(2, generator=random))
