@@ -74,10 +74,10 @@ def empty_places(inputs: Tensor) -> Tensor:
     return (inputs == 0).all(dim=1).any().float().expand(len(inputs))
 
 
-def other_rows(inputs: Tensor) -> Tensor:
-    """Depend on the other rows where all places are taken and nothing is extreme."""
+def other_rows(inputs: Tensor, threshold: float) -> Tensor:
+    """Depend on the other rows, by an odd number of large ones, where all places are taken and nothing is extreme."""
     usual = inputs.isfinite().all() and float(inputs.abs().max()) < 1e3 and bool((inputs != 0).all())
-    return companions(inputs) if usual else nothing(inputs)
+    return ((inputs[:, 0] > threshold).sum() % 2 * usual).float().expand(len(inputs))
 
 
 def test_honest_rows_keep_the_engine_and_their_freedom() -> None:
@@ -90,10 +90,42 @@ def test_where_the_place_matters_places_are_fixed() -> None:
     assert fixed and rows_at_a_time(engine) == 64
 
 
-@pytest.mark.parametrize("fault", [companions, missing_companions, empty_places, other_rows])
+@pytest.mark.parametrize("fault", [companions, missing_companions, empty_places])
 def test_where_companions_matter_rows_pass_alone(fault: Callable[[Tensor], Tensor]) -> None:
     engine, _ = checked(fault)
     assert rows_at_a_time(engine) == 1
+
+
+@pytest.mark.parametrize("threshold", [0.0, -0.2])
+def test_where_other_rows_matter_rows_pass_alone(threshold: float) -> None:
+    """At these thresholds the check's rows and its other rows differ by it; one trial cannot see them all."""
+    engine, _ = checked(lambda inputs: other_rows(inputs, threshold))
+    assert rows_at_a_time(engine) == 1
+
+
+def planted_loss(fault: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda outputs, targets: (outputs * fault(outputs)[:, None]).sum(dim=1)
+
+
+def fixed_in(loss: Callable[[Tensor, Tensor], Tensor], shapes: tuple[PassShape, ...]) -> bool:
+    """Tell whether a stack of linear layers with this loss needs fixed places in these shapes."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 2))
+    public, model_D = (torch.randn(64, 4), torch.randn(64, 2)), ParameterLayout.of(module).flatten(module)
+    engine = clipping_engine(module, loss)
+    return engine_with_equal_rows(engine, model_D, public, lambda fixed: dict.fromkeys(shapes, 1))[1]
+
+
+def test_every_shape_of_the_run_is_checked() -> None:
+    loss = planted_loss(lambda rows: 1 + LITTLE * place(rows) * (len(rows) >= 200))
+    small, large = PassShape(16), PassShape(256)
+    assert not fixed_in(loss, (small,))
+    assert fixed_in(loss, (large,)) and fixed_in(loss, (small, large)) and fixed_in(loss, (large, small))
+
+
+def test_signs_of_zeros_count() -> None:
+    assert not fixed_in(planted_loss(nothing), (PassShape(16),))
+    assert fixed_in(planted_loss(lambda rows: -torch.zeros(len(rows)) * (place(rows) % 2 - 0.5)), (PassShape(16),))
 
 
 def test_rows_that_do_not_repeat_themselves_are_refused() -> None:
