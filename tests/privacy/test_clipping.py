@@ -406,3 +406,47 @@ def test_every_chunk_has_the_same_rows_and_lies_in_memory_alike(most_rows: int) 
             engine.clipped_sum(torch.ones(1, 8), torch.randn(1, size, 3), torch.zeros(1, size), present, 1.0, shape)
     chunks = [seen for seen in module.seen if seen[0] not in (2, 3)]  # these are the public zeros of the plan
     assert set(chunks) == {(most_rows, 0)}
+
+
+class Overwrites(nn.Module):
+    """Writes over what its layer got, once the layer has used it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = inputs.flatten(1) * 2.0
+        outputs = self.linear(rows)
+        rows.zero_()
+        return outputs
+
+
+def test_a_layers_input_that_is_overwritten_is_refused_or_exact() -> None:
+    """Recorded inputs are read after the forward pass: zeros would pass for short gradients."""
+    torch.manual_seed(0)
+    module = Overwrites()
+    models, inputs, targets = torch.randn(1, 52), 9 * torch.randn(1, 5, 1, 3, 4), torch.randint(4, (1, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine = clipping_engine(module, entropy)
+        with pytest.raises(ModelError, match=r"linear\.weight"):
+            engine.clipped_sum(models, inputs, targets, torch.ones(1, 5, dtype=torch.bool), 1.0)
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(1, 3)), Watcher()], ids=["stack", "layerwise"])
+def test_flushed_denormals_of_the_caller_change_nothing(module: nn.Module) -> None:
+    """Other threads do not flush: norms and sums would differ between them."""
+    width = 1 if isinstance(module, nn.Sequential) else 3
+    engine, dim = clipping_engine(module, lambda out, t: 1e-40 * out.sum(1)), ParameterLayout.of(module).dim
+    sums = []
+    for flushed in (False, True):
+        torch.set_flush_denormal(flushed)
+        try:
+            present = torch.ones(1, 7, dtype=torch.bool)
+            sums.append(
+                engine.clipped_sum(torch.ones(1, dim), torch.ones(1, 7, width), torch.zeros(1, 7), present, 1.0)
+            )
+        finally:
+            torch.set_flush_denormal(False)
+    assert torch.equal(*sums) and bool(sums[0].any())
