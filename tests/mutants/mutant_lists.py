@@ -1,7 +1,8 @@
 """Mutants: small faults to be planted in the sources, each of which some test must see.
 
-The lists are the TOML files beside this one. A `source` is a file below src/dpcsgp and the tests that guard it; a `mutant`
-replaces `old`, which occurs exactly once there, by `new`, and may name other `tests` or another `marks` expression.
+The lists are the TOML files beside this one. A `source` is a file below src/dpcsgp and the tests
+that guard it; a `mutant` replaces `old`, which occurs exactly once there, by `new`, and may name
+other `tests` or another `marks` expression.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _MARKS: Final = "not slow and not stress"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: where it is planted, and which tests (paths below tests/, or node ids) have to see it."""
+    """One fault: where it is planted, and which tests (below tests/) have to see it."""
 
     name: str
     file: str

@@ -1,7 +1,8 @@
 """Plant each mutant in a copy of the sources and run its tests: those that no test sees are printed.
 
-The tests must pass on an unchanged copy first. Exit code 1 if fewer than 95 % of the mutants are killed, 2 if an entry of
-the lists is broken: its old text moved, or the mutant cannot even be imported, which no test has to see.
+The tests must pass on an unchanged copy first. Exit code 1 if fewer than 95 % of the mutants are
+killed, 2 if an entry of the lists is broken: its old text moved, or the mutant cannot even be
+imported, which no test has to see.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mutant_lists import REPOSITORY, Mutant, load_mutants
 
 _WANTED: Final = 0.95
 _LONGEST: Final = 600.0  # seconds for the tests of one mutant
-_OUTCOMES: Final = {0: "survived", 1: "killed"}  # of pytest's exit codes; others are errors in collecting the tests
+_OUTCOMES: Final = {0: "survived", 1: "killed"}  # pytest's exit codes; others: no tests were run
 
 
 @dataclass(frozen=True)
