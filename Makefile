@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # One thread per test process: two of them share two cores without fighting.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help demo test test-fast check stress clean
+.PHONY: help demo test test-fast check stress mutants clean
 
 help:
 	@echo "make demo       install, fetch MNIST, train 10 private nodes, write report.html"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-fast  the tests that take seconds"
 	@echo "make check      format, lint, types, import contracts"
 	@echo "make stress     the full-length trials"
+	@echo "make mutants    plant faults in the privacy room and count those that no test sees"
 
 $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +32,9 @@ test-fast: $(INSTALLED)
 
 stress: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stress -s
+
+mutants: $(INSTALLED)
+	$(BIN)/python tests/mutants/run.py --jobs 2
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check src tests examples

@@ -92,3 +92,41 @@ def test_the_whole_state_of_torchs_generator_is_replaced() -> None:
         first = torch.get_rng_state()
         torch.manual_seed(torch.initial_seed())
         assert not torch.equal(first[24:5000], torch.get_rng_state()[24:5000])
+
+
+@pytest.mark.parametrize(
+    ("seed", "purpose", "step", "node"),
+    [(6, "noise", 9, 2), (5, "order", 9, 2), (5, "noise", 10, 2), (5, "noise", 9, 3)],
+)
+def test_every_coordinate_of_a_private_address_matters(seed: int, purpose: str, step: int, node: int) -> None:
+    reference = PrivateRandomness.seeded(5, [2]).row_bytes("noise", 9, 0, 64)
+    assert (PrivateRandomness.seeded(seed, [node]).row_bytes(purpose, step, 0, 64) != reference).any()
+
+
+def test_fresh_keys_are_the_nodes_own_and_random_in_every_byte() -> None:
+    random = PrivateRandomness.fresh([0] * 1000)  # one node number: only the keys can tell the streams apart
+    assert len({random.row_bytes("noise", 0, row, 16).tobytes() for row in range(1000)}) == 1000
+    keys = np.array([list(key) for key in random._keys])
+    assert keys.shape == (1000, 32)
+    assert all(len(set(keys[:, place].tolist())) > 200 for place in range(32))
+
+
+def test_no_block_of_a_stream_belongs_to_another_step_or_node() -> None:
+    random = PrivateRandomness.seeded(0, [0, 1, 2])
+    blocks = [
+        random.row_bytes("noise", step, row, 16 * 100)[start : start + 16].tobytes()
+        for step in range(5)
+        for row in range(3)
+        for start in range(0, 1600, 16)
+    ]
+    assert len(set(blocks)) == len(blocks)
+
+
+def test_torchs_numbers_follow_the_secret_key() -> None:
+    drawn = []
+    for random in (*(PrivateRandomness.fresh([0]) for _ in range(3)), PrivateRandomness.seeded(0, [0])):
+        torch.manual_seed(0)  # whatever is public
+        with torch_secrets(random, 0):
+            drawn.append(torch.rand(100))
+    for place, one in enumerate(drawn):
+        assert all(int((one == other).sum()) < 3 for other in drawn[:place])

@@ -302,6 +302,12 @@ def test_no_noise_is_no_privacy(noise: float) -> None:
     assert math.isinf(epsilon(noise_multiplier=noise, sampling_rate=0.01, steps=1, delta=1e-5))
 
 
+def test_one_release_without_noise_beside_others_is_no_privacy() -> None:
+    loud, silent = (ReleaseEvent("poisson", 0.01, noise) for noise in (2.0, 0.0))
+    assert math.isinf(composed_epsilon([(loud, 1000), (silent, 1)], 1e-5))
+    assert math.isfinite(composed_epsilon([(loud, 1000), (silent, 0)], 1e-5))
+
+
 def test_batches_that_exceed_their_places_are_part_of_delta() -> None:
     event, full = (ReleaseEvent("poisson", rate, 100.0) for rate in (0.5, 1.0))
     assert math.isinf(composed_epsilon([(event, 2)], 2 * OVERFLOW))

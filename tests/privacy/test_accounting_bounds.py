@@ -8,11 +8,13 @@ both sides.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import numpy as np
 import pytest
 from reference_accounting import Direction, bracket, exact_delta
 
+from dpcsgp.privacy import bounds, rare_losses
 from dpcsgp.privacy.accounting import composed_epsilon, epsilon
 from dpcsgp.privacy.bounds import (
     GridBound,
@@ -140,6 +142,30 @@ def test_another_grid_dominates_and_keeps_all_mass() -> None:
         assert coarse.masses.sum() == pytest.approx(fine.masses.sum(), abs=1e-14)
         for eps in np.linspace(0, 3, 50):
             assert grid_delta(coarse, eps) >= grid_delta(fine, eps) - 1e-15
+
+
+@pytest.mark.parametrize("module", [bounds, rare_losses])
+def test_what_every_window_leaves_out_is_booked(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On both sides, since what lies below a window comes back on top of it."""
+    left_out: list[float] = []
+
+    def watched_window(grids: list[LossGrid], counts: list[int], tail: float) -> tuple[int, int]:
+        left_out.append(2 * tail)
+        return window_of(grids, counts, tail)
+
+    def watched_sum(grids: list[LossGrid], counts: list[int], window: tuple[int, int], tail: float) -> LossGrid:
+        assert tail >= left_out[-1] > 0
+        booked.append(tail)
+        return compose(grids, counts, window, tail)
+
+    booked: list[float] = []
+    monkeypatch.setattr(module, "window_of", watched_window)
+    monkeypatch.setattr(module, "compose", watched_sum)
+    method = split_epsilon if module is rare_losses else loss_distribution_epsilon
+    for sampling, relation in (("poisson", ADD_OR_REMOVE_ONE), ("uniform", REPLACE_ONE)):
+        event = ReleaseEvent.of(sampling, 1e-3, 1.5)
+        assert math.isfinite(method([(event, 1000)], 1e-6, relation).epsilon)
+    assert len(booked) == (6 if module is rare_losses else 3)
 
 
 # Directions

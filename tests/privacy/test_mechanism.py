@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -111,3 +112,73 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
         mechanism(batch=200)
     with pytest.raises(ConfigError, match=r"privacy\.clip_norm"):
         GaussianMechanism(0.0, (1.0,), (1,), (2,))
+
+
+class Diary(PrivateRandomness):
+    """A secret stream that notes what was asked for; `equal` makes the first keys of every order equal."""
+
+    def __init__(self, nodes: list[int], equal: bool = False) -> None:
+        super().__init__(nodes, PrivateRandomness.fresh(nodes)._keys, reproducible=False)
+        self.asked: list[tuple[str, int, int]] = []
+        self.equal = equal
+
+    def row_bytes(self, purpose: str, step: int, row: int, num_bytes: int) -> np.ndarray:
+        self.asked.append((purpose, step, row))
+        stream = super().row_bytes(purpose, step, row, num_bytes)
+        return stream & 0 if self.equal and purpose == "order 0" else stream
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "uniform"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_no_secret_word_serves_twice(sampling: str, fixed: bool) -> None:
+    """What draws, what orders and what is added come from streams of their own, in every step of every node."""
+    nodes = GaussianMechanism(1.0, (1.0, 1.0), (10, 10), (40, 40), sampling, fixed)  # pyright: ignore[reportArgumentType]
+    random = Diary([0, 1])
+    for step in range(5):
+        nodes.release(lambda i, p: torch.ones(2, 3), step, random, [True, True])
+    assert len(random.asked) == len(set(random.asked)) == 5 * 2 * 3
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "uniform"])
+def test_batches_of_nodes_and_steps_are_independent(sampling: str) -> None:
+    """Two batches have rate^2 of the examples in common, whoever draws them and whenever."""
+    total, batch, steps = 2000, 400, 20
+    nodes = GaussianMechanism(1.0, (0.0,) * 2, (batch,) * 2, (total,) * 2, sampling)  # pyright: ignore[reportArgumentType]
+    random, batches = PrivateRandomness.seeded(7, [0, 1]), []
+    for step in range(steps):
+        indices, present = nodes.draw(step, random, [True, True])
+        batches.append([set(indices[row][present[row]].tolist()) for row in range(2)])
+    rate, common = batch / total, []
+    for before, here in itertools.pairwise(batches):
+        common += [len(here[0] & here[1]), len(before[0] & here[0]), len(before[1] & here[1])]
+    deviation = math.sqrt(total * rate**2 * (1 - rate**2))
+    assert max(abs(count - total * rate**2) for count in common) < 6 * deviation
+
+
+def test_fixed_places_are_taken_at_random() -> None:
+    """Every place is taken equally often, and by every example."""
+    nodes = GaussianMechanism(1.0, (0.0,), (5,), (20,), "poisson", fixed_places=True)
+    random, taken, steps = PrivateRandomness.seeded(7, [0]), [], 3000
+    for step in range(steps):
+        indices, present = nodes.draw(step, random, [True])
+        taken += [(place, int(indices[0, place])) for place in present[0].nonzero().flatten().tolist()]
+    width = nodes.shapes[0].places
+    for kind, count in ((0, width), (1, 20)):
+        found = np.bincount([pair[kind] for pair in taken], minlength=count)
+        expected = len(taken) / count
+        assert len(found) == count
+        assert ((found - expected) ** 2 / expected).sum() < count + 6 * math.sqrt(2 * count)
+    assert len(set(taken)) > 0.99 * width * 20
+
+
+def test_equal_keys_are_drawn_again() -> None:
+    """All orders are equally likely only given that no two keys are equal."""
+    random, full = Diary([0], equal=True), mechanism(batch=8, total=8)
+    orders = {tuple(full.draw(step, random, [True])[0][0, :8].tolist()) for step in range(20)}
+    assert len(orders) > 15
+
+
+def test_nodes_without_budget_draw_nothing() -> None:
+    nodes = GaussianMechanism(1.0, (1.0, 1.0), (10, 10), (10, 10))
+    _, present = nodes.draw(0, PrivateRandomness.fresh([0, 1]), [False, True])
+    assert present.sum(dim=1).tolist() == [0, 10]

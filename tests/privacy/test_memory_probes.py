@@ -76,6 +76,10 @@ KEEPING: dict[str, tuple[Callable[[Any, Tensor], object], str]] = {
     "first batch alone": (lambda model, x: vars(model).setdefault("scale", x.mean()), "'scale'"),
     "rows that are not finite": (lambda model, x: vars(model).update(bad=bool(x.isnan().any())), "'bad'"),
     "buffer": (lambda model, x: model.count.add_(int(x.sum() > 0)), r"buffer 'body\.1\.count'"),
+    "parameter, by the same in every call": (
+        lambda model, x: model.last.weight.data.mul_(0.5),
+        r"parameter 'body\.1\.last",
+    ),
     "attribute of a parameter": (lambda model, x: setattr(model.last.weight, "seen", x), r"'body\.1\.last\.weight'"),
     "attribute of a class": (lambda model, x: model.everything.append(x), r"'Common\.everything'"),
     "global": (hoard_in_a_global, "global variable 'SEEN'"),
@@ -182,6 +186,16 @@ def running_closure() -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+def counting_hits() -> Callable[[Tensor, Tensor], Tensor]:
+    hits = [0]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        hits[0] += int((outputs.nan_to_num() > 0).sum())  # a whole number, but no counter of calls
+        return entropy(outputs, targets)
+
+    return loss
+
+
 def running_function(outputs: Tensor, targets: Tensor) -> Tensor:
     losses = entropy(outputs, targets)
     mean = 0.999 * getattr(running_function, "mean", 1.0) + 0.001 * float(losses.detach().mean())
@@ -199,6 +213,7 @@ REMEMBERING: dict[str, tuple[Callable[[], Callable[[Tensor, Tensor], Tensor]], s
     "method": (lambda: RunningMean().__call__, "attribute 'mean'"),
     "module": (RunningModule, "buffer mean"),
     "closure": (running_closure, "variable 'mean' of running_closure"),
+    "counter of hits": (counting_hits, "variable 'hits' of counting_hits"),
     "function": (lambda: running_function, "'mean' of function running_function"),
     "partial": (lambda: partial(hoarding_loss, seen=[]), "something it holds"),
     "lambda around an object": (lambda: (lambda mean: lambda o, t: mean(o, t))(RunningMean()), "variable 'mean'"),

@@ -308,3 +308,20 @@ def test_public_examples_are_probed_where_random_ones_make_no_sense() -> None:
     with pytest.raises((RuntimeError, ValueError)):
         check_gradients_reach(module, probability, example)
     check_gradients_reach(module, probability, example, public)
+
+
+class AddsInPlace(nn.Module):
+    """Adds to the rows it is given, which are the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs += 1
+        return self.linear(inputs)
+
+
+def test_a_model_that_changes_the_data_is_refused() -> None:
+    with pytest.raises(ModelError, match="changes its input in place"):
+        check_examples_independent(AddsInPlace(), torch.zeros(4))

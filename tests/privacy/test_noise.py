@@ -73,6 +73,21 @@ def test_rounding_is_paid_for() -> None:
     assert float(released.std()) == pytest.approx(3.0 * clip * (1 + SENSITIVITY_SLACK), rel=0.01)
 
 
+def test_a_noise_half_a_percent_short_is_seen() -> None:
+    released = torch.zeros(2_000_001)
+    add_noise_(released, 1.25, 0.75, PrivateRandomness.fresh([0]), 0, 0)
+    stated = 1.25 * 0.75 * (1 + SENSITIVITY_SLACK)
+    assert abs(float(released.double().std()) / stated - 1) < 5 / math.sqrt(2 * len(released)) < 0.005
+
+
+@pytest.mark.parametrize("dim", [1, 2, 1000, 101_770, 10**7])
+@pytest.mark.parametrize("clip", [0.3, 1.0, 1.9])
+def test_the_noise_covers_the_longest_difference_of_two_sums(dim: int, clip: float) -> None:
+    """A row moves a sum by the clip norm and what rounding adds; the grid moves every coordinate by one point more."""
+    longest = clip * (1 + SUM_SLACK) + math.sqrt(dim) * grid_size(clip, dim)
+    assert longest <= clip * (1 + SENSITIVITY_SLACK)
+
+
 def test_odd_and_tiny_sizes() -> None:
     for size in (1, 2, 3, 17):
         assert draw(size).shape == (size,)

@@ -58,6 +58,7 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "above 16 rows": above(16),
     "above 32 rows": above(32),
     "above 200 rows": above(200),
+    "of huge companions above 200 rows": lambda x: x + (len(x) > 200) * (x.abs().max() >= 1) * 1e-3,
     "at 3 rows": lambda x: x - x.mean(0) if len(x) == 3 else x,
     "rows before": lambda x: x + 1e-5 * x.cumsum(0),
     "its place": lambda x: x * (1 + 1e-3 * torch.arange(len(x))[:, None]),

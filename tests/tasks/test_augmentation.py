@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator
 from dpcsgp.own_task import OwnData
 from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy import GaussianMechanism
 from dpcsgp.randomness import PrivateRandomness
 from dpcsgp.tasks import Augmentation
 from dpcsgp.tasks.supervised import LOSSES
@@ -59,6 +61,21 @@ def test_views_follow_the_secret_key_the_node_and_the_step() -> None:
     assert not torch.equal(augment(same_twice, PrivateRandomness.seeded(1, [4, 9]), 5), whole)
     fresh = [augment(same_twice, PrivateRandomness.fresh([4, 9]), 5) for _ in range(2)]
     assert not torch.equal(*fresh)
+
+
+def test_views_share_no_words_with_what_draws_or_is_added() -> None:
+    class Diary(PrivateRandomness):
+        def row_bytes(self, purpose: str, step: int, row: int, num_bytes: int) -> np.ndarray:
+            asked.append(purpose)
+            return super().row_bytes(purpose, step, row, num_bytes)
+
+    asked: list[str] = []
+    Augmentation("crop-flip", 3)(IMAGES, Diary([4, 9], SECRETS._keys, reproducible=True), 5)
+    views = set(asked)
+    asked.clear()
+    mechanism = GaussianMechanism(1.0, (1.0,), (5,), (50,))
+    mechanism.release(lambda i, p: torch.ones(1, 3), 5, Diary([4], SECRETS._keys[:1], reproducible=True), [True])
+    assert views and asked and not views & set(asked)
 
 
 def test_more_places_do_not_change_the_views_of_the_first() -> None:
