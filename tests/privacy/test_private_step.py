@@ -51,6 +51,7 @@ class Step:
             engine = clipping_engine(self.module, loss)
         self.gradients = PrivateGradients(
             examples=self.fetch,
+            held_examples=SIZES,
             engine=engine,
             mechanism=GaussianMechanism(0.5, noises, SIZES, SIZES),
             budget=Budget(NODES, [budget] * 3),
