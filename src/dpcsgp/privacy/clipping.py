@@ -138,7 +138,7 @@ class CheckedEngine:
         self._check(parameters_ND, inputs, targets, present_NE, clip_norm)
         if not present_NE.numel():
             return torch.zeros_like(parameters_ND)
-        total_ND = torch.zeros_like(parameters_ND)
+        total_ND = parameters_ND  # replaced by the first pass
         with _settled(inputs.device, self._threads):
             self.engine.prepare(parameters_ND, inputs)
             for number, start in enumerate(range(0, present_NE.shape[1], shape.places)):

@@ -27,7 +27,7 @@ from dpcsgp.privacy.terms import (
     WRITE_COST,
     ExplicitTerm,
     Term,
-    finite,
+    finite_,
     margin,
     may_sum_positions,
     scaled,
@@ -142,7 +142,7 @@ class ConvolutionTerm:
 
     def weighted_sum(self, factors_E: Tensor) -> Tensor:
         factors_B = factors_E.repeat_interleave(len(self.inputs_BCHW) // self.num_examples)
-        delta, inputs = scaled(self.delta_BOHW, factors_B), finite(self.inputs_BCHW)
+        delta, inputs = scaled(self.delta_BOHW, factors_B), finite_(self.inputs_BCHW)
         return self.geometry.kernel_gradient(inputs, delta, self.geometry.groups).flatten()
 
 

@@ -131,15 +131,17 @@ class LayerwiseEngine:
         chunks = list(_chunks(inputs.shape[1], plan.rows))
         group = min(_MOST_GROUPED, _GROUPED_ROWS // plan.rows)
         assert pass_slack(plan.rows, group) + GHOST_SLACK <= SUM_SLACK
-        total_ND = torch.zeros_like(parameters_ND, dtype=torch.float64 if len(chunks) > group else None)
+        total_ND = torch.empty_like(parameters_ND, dtype=torch.float64 if len(chunks) > group else None)
         for node in range(len(parameters_ND)):
             parameters = {name: value[node].detach() for name, value in values.items()}
             totals = {name: value[0] for name, value in self._layout.views(total_ND[node : node + 1]).items()}
             for start in range(0, len(chunks), group):
                 parts = (inputs[node], targets[node], present_NP[node])
                 some = (_Chunk.of(parts, rows, plan.rows) for rows in chunks[start : start + group])
-                for name, part in self._group_sums(parameters, plan, some, clip_norm, see).items():
-                    totals[name] += part.view_as(totals[name])
+                sums = self._group_sums(parameters, plan, some, clip_norm, see)
+                for name, total in totals.items():
+                    part = sums[name].view_as(total) if name in sums else torch.zeros((), device=total.device)
+                    total.copy_(part) if start == 0 else total.add_(part)
         return total_ND
 
     def _group_sums(

@@ -86,13 +86,16 @@ class GaussianMechanism:
         indices_NE, present_NE = self.draw(step, random, active)
         sum_ND = clipped_sum(indices_NE, present_NE)
         del indices_NE, present_NE
-        grad_ND = torch.zeros(sum_ND.shape, dtype=torch.float32)
-        for row in (row for row, is_active in enumerate(active) if is_active):
+        grad_ND = torch.empty(sum_ND.shape, dtype=torch.float32)
+        for row, is_active in enumerate(active):
+            if not is_active:
+                grad_ND[row] = 0
+                continue
             # Always in double precision: how many passes a batch took must not show in the numbers that can come out.
             exact_D = sum_ND[row].to("cpu", torch.float64, copy=True)
             if self.noise_multipliers[row] > 0:
                 add_noise_(exact_D, self.noise_multipliers[row], self.clip_norm, random, step, row)
-            grad_ND[row] = exact_D.div_(self.expected_batch_sizes[row])
+            torch.div(exact_D, self.expected_batch_sizes[row], out=grad_ND[row])
         return grad_ND
 
     def draw(self, step: int, random: PrivateRandomness, active: Sequence[bool]) -> tuple[Tensor, Tensor]:

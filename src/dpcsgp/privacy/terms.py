@@ -65,11 +65,6 @@ def finite_(values: Tensor) -> Tensor:
     return values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def finite(values: Tensor) -> Tensor:
-    """Return a copy with NaN and infinity set to zero."""
-    return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-
-
 def scaled(gradient: Tensor, factors_E: Tensor) -> Tensor:
     """Return factor_e gradient_e for a tensor (E, ...), exactly zero where the factor or the product is tiny.
 
@@ -142,7 +137,9 @@ class ExplicitTerm:
         return self.gradient_EP[rows]
 
     def weighted_sum(self, factors_E: Tensor) -> Tensor:
-        return factors_E.to(self.gradient_EP.dtype) @ finite_(self.gradient_EP)
+        # Only rows without a finite norm hold values that are not finite, and their factor is zero.
+        self.gradient_EP.index_fill_(0, (factors_E == 0).nonzero().flatten(), 0.0)
+        return factors_E.to(self.gradient_EP.dtype) @ self.gradient_EP
 
     def settled(self) -> Term:
         return self
@@ -184,7 +181,7 @@ class OuterTerm:
         return (self.delta_ETO[rows].mT @ self.inputs_ETI[rows]).flatten(1)
 
     def weighted_sum(self, factors_E: Tensor) -> Tensor:
-        delta, inputs = scaled(self.delta_ETO, factors_E), finite(self.inputs_ETI)
+        delta, inputs = scaled(self.delta_ETO, factors_E), finite_(self.inputs_ETI)
         return (delta.flatten(0, 1).mT @ inputs.flatten(0, 1)).flatten()
 
     def settled(self) -> Term:
