@@ -90,6 +90,7 @@ KEEPING: dict[str, tuple[Callable[[Any, Tensor], object], str]] = {
 @pytest.mark.parametrize("name", KEEPING)
 def test_a_model_that_keeps_data_anywhere_is_refused_by_name(name: str) -> None:
     keep, words = KEEPING[name]
+    torch.manual_seed(0)  # one bit of a batch (the buffer) is the same for the next one in a third of all models
     body = nn.Sequential(nn.Linear(4, 4), (Common if "class" in name else Keeper)(keep))
     module = nn.Sequential()
     module.add_module("body", body)
