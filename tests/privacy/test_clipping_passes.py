@@ -102,14 +102,16 @@ def test_a_layers_input_that_is_overwritten_is_refused_or_exact() -> None:
 def test_flushed_denormals_of_the_caller_change_nothing(module: nn.Module) -> None:
     """Other threads do not flush: norms and sums would differ between them."""
     width = 1 if isinstance(module, nn.Sequential) else 3
-    engine, dim = clipping_engine(module, lambda out, t: 1e-40 * out.sum(1)), ParameterLayout.of(module).dim
+    engine, dim = clipping_engine(module, lambda out, t: 1e-25 * out.sum(1)), ParameterLayout.of(module).dim
     sums = []
     for flushed in (False, True):
         torch.set_flush_denormal(flushed)
         try:
             present = torch.ones(1, 7, dtype=torch.bool)
             sums.append(
-                engine.clipped_sum(torch.ones(1, dim), torch.ones(1, 7, width), torch.zeros(1, 7), present, 1.0)
+                engine.clipped_sum(
+                    torch.ones(1, dim), torch.full((1, 7, width), 1e-18), torch.zeros(1, 7), present, 1.0
+                )
             )
         finally:
             torch.set_flush_denormal(False)
