@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from dpcsgp.privacy.squares import squared_norms
+from dpcsgp.privacy.squares import blank_infinite_rows_, squared_norms
 
 
 @pytest.mark.parametrize("size", [1e-45, 1e-38, 2.6e-23, 1.0, 1e19, 3e38])
@@ -33,3 +33,12 @@ def test_double_precision_rows_never_pass_for_shorter_than_they_are(size: float)
 def test_rows_that_are_not_finite_have_no_finite_square() -> None:
     rows = torch.tensor([[1.0, float("inf")], [float("nan"), 0.0], [1.0, 2.0]])
     assert squared_norms(rows).isfinite().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_only_rows_that_are_not_finite_are_blanked(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[1.0, float("inf")], [3.4e38, -3.4e38], [float("nan"), 0.0], [1e-45, 2.0]], dtype=dtype)
+    kept = rows.clone()
+    blank_infinite_rows_(rows, squared_norms(rows))
+    assert torch.equal(rows[[0, 2]], torch.zeros(2, 2, dtype=dtype))
+    assert torch.equal(rows[[1, 3]], kept[[1, 3]])

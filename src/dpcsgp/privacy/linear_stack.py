@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.layerwise import NORM, LayerwiseEngine, Loss, See, check_losses, is_random
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
-from dpcsgp.privacy.squares import squared_norms
-from dpcsgp.privacy.terms import clip_factors, finite_, scaled, slices
+from dpcsgp.privacy.squares import blank_infinite_rows_, squared_norms
+from dpcsgp.privacy.terms import clip_factors, scaled, slices
 
 # Layers without parameters that treat every row of a (rows, features) matrix on its own.
 _ROWWISE: Final = (
@@ -40,10 +40,11 @@ class _Linear(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """What one linear layer saw: its input (N, P, I) and the loss gradient at its output (N, P, O)."""
+    """What one linear layer saw: its input (N, P, I) with squared lengths, and the loss gradient at its output (N, P, O)."""
 
     linear: _Linear
     inputs_NPI: Tensor
+    squares_NP: Tensor
     delta_NPO: Tensor
 
 
@@ -168,20 +169,22 @@ class LinearStackEngine:
                 see("the loss", losses.detach())
             deltas = torch.autograd.grad(losses.sum(), outputs)
         linears = [step for step in self._steps if isinstance(step, _Linear)]
-        return [_Pass(*part) for part in zip(linears, seen, deltas, strict=True)]
+        squares = [squared_norms(part) for part in seen]
+        return [_Pass(*part) for part in zip(linears, seen, squares, deltas, strict=True)]
 
     def _contract(self, passes: list[_Pass], factors_NP: Tensor, shape: PassShape, total_ND: Tensor) -> Tensor:
         """Write sum_e factor_e g_e into the flat vectors: products over the rows of a chunk, then a sum over chunks."""
         totals = self._layout.views(total_ND)
         factors = factors_NP.flatten()
-        for linear, inputs_NPI, delta_NPO in passes:
+        for linear, inputs_NPI, squares_NP, delta_NPO in passes:
             delta_NCRO = scaled(delta_NPO.flatten(0, 1), factors).view(
                 len(delta_NPO), shape.chunks, shape.rows, delta_NPO.shape[2]
             )
             if linear.bias is not None:
                 totals[linear.bias].copy_(delta_NCRO.sum(dim=2).sum(dim=1))
             if linear.weight is not None:
-                finite_(inputs_NPI)  # the inputs are not needed any more
+                # Their factor is zero already, but 0 x NaN is NaN. The inputs are not needed any more.
+                blank_infinite_rows_(inputs_NPI.flatten(0, 1), squares_NP.flatten())
                 inputs_NCRI = inputs_NPI.view(*delta_NCRO.shape[:3], -1)
                 weight = totals[linear.weight]
                 for nodes in slices(len(weight), shape.chunks * weight[0].numel()):
@@ -202,13 +205,13 @@ def _sum_of_products(delta_NCRO: Tensor, inputs_NCRI: Tensor, total_NOI: Tensor)
 
 def _norm_squared(part: _Pass) -> Tensor:
     """Return |delta|^2 (|a|^2 + 1) in double precision, frozen parameters left out: (N, P)."""
-    inputs_NP, delta_NP = squared_norms(part.inputs_NPI), squared_norms(part.delta_NPO)
-    return delta_NP * (inputs_NP * (part.linear.weight is not None) + (part.linear.bias is not None))
+    has_weight, has_bias = part.linear.weight is not None, part.linear.bias is not None
+    return squared_norms(part.delta_NPO) * (part.squares_NP * has_weight + has_bias)
 
 
 def _show(passes: list[_Pass], squares_NP: Tensor, see: See) -> None:
     """Show what every example contributes: backprops and norm (activations were shown as outputs of layers)."""
-    for linear, _, delta_NPO in passes:
+    for linear, _, _, delta_NPO in passes:
         name = (linear.weight or linear.bias or "a frozen layer").rpartition(".")[0]
         see(f"the loss gradient at the outputs of layer '{name}'", delta_NPO.flatten(0, 1))
     see(NORM, squares_NP.flatten())

@@ -95,7 +95,7 @@ class GaussianMechanism:
             exact_D = sum_ND[row].to("cpu", torch.float64, copy=True)
             if self.noise_multipliers[row] > 0:
                 add_noise_(exact_D, self.noise_multipliers[row], self.clip_norm, random, step, row)
-            torch.div(exact_D, self.expected_batch_sizes[row], out=grad_ND[row])
+            grad_ND[row] = exact_D.div_(self.expected_batch_sizes[row])
         return grad_ND
 
     def draw(self, step: int, random: PrivateRandomness, active: Sequence[bool]) -> tuple[Tensor, Tensor]:

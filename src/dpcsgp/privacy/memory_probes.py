@@ -25,6 +25,8 @@ from dpcsgp.randomness import torch_seed
 
 Pair = tuple[Tensor, Tensor]
 Loss = Callable[[Any, Tensor], Tensor]
+_State = Mapping[tuple[str, str], Tokens]
+_Change = tuple[_State, _State]  # before and after
 
 _PAST_THE_NOISE = "so it would carry private data past the noise"
 _REPEATS = 2.0**-16  # where even fresh copies differ in bits (devices that add in any order)
@@ -71,55 +73,69 @@ def tensors(outputs: Any) -> list[Tensor]:
     return [part for value in outputs for part in tensors(value)] if isinstance(outputs, list | tuple) else []
 
 
-def check_memory(module: nn.Module, loss: Loss | None, batches: Sequence[Pair], hostile: Pair) -> None:
-    """Refuse a model or loss in which data leave a trace; `batches` are three of the same shapes.
+def check_memory(module: nn.Module, loss: Loss | None, settle: Pair, batches: Sequence[Pair], hostile: Pair) -> None:
+    """Refuse a model or loss in which data leave a trace; `settle` and `batches` have the same shapes.
 
-    `hostile` holds infinite, huge and missing values: what is kept only of such rows is found
-    there. Models that cannot bear it are not asked to.
+    What is kept may be as little as one bit of a batch, which two batches share by chance: give several, of several
+    sizes. `hostile` holds infinite, huge and missing values: what is kept only of such rows is found there. Models are not
+    asked to bear more than the first batch.
     """
     start = _Learner(module, loss).copy()
-    settle, first, second, third = ([batch, _most(batch)] for batch in (*batches, hostile))
-    _compare(start, settle, first, second)
+    first, *others = batches
+    _compare(start, settle, first, [batch for batch in others if _runs(start, batch)])
+    if _runs(start, hostile):
+        _compare(start, settle, first, [hostile])
+
+
+def _runs(start: _Learner, batch: Pair) -> bool:
     try:
-        _after(start, third)
+        _after(start, batch)
     except Exception:
-        return
-    _compare(start, settle, first, third)
+        return False
+    return True
 
 
-def _most(batch: Pair) -> Pair:
-    return batch[0][1:], batch[1][1:]
-
-
-def _after(start: _Learner, batches: Sequence[Pair]) -> _Learner:
-    """Return a copy that has seen these batches."""
+def _after(start: _Learner, batch: Pair) -> _Learner:
+    """Return a copy that has seen this batch, and the batch without its first example."""
     learner = start.copy()
-    for batch in batches:
-        learner.run(batch)
+    learner.run(batch)
+    learner.run((batch[0][1:], batch[1][1:]))
     return learner
 
 
-def _compare(start: _Learner, settle: list[Pair], first: list[Pair], second: list[Pair]) -> None:
-    """Let two copies see different data; compare what they hold, then what they compute."""
+def _compare(start: _Learner, settle: Pair, first: Pair, others: Sequence[Pair]) -> None:
+    """Let copies see different data; compare what they hold, then what they compute."""
     _after(start, settle)  # a cache by shape that all copies share is full by now
-    states, learners = [_shared(start)], []
-    for batches in (first, second):
-        learners.append(_after(start, batches))
-        states.append(_shared(start))
-    _refuse_state(start, *learners)
-    _refuse_shared_state(states)
-    fresh = start.copy().run(settle[0])
-    for learner, batches in zip(learners, (first, second), strict=True):
-        for (name, here), (_, there) in zip(fresh, learner.run(settle[0]), strict=True):
-            if not same_bits(here, there) and not _is_chance(start, batches, settle[0], here, there):
-                raise ModelError(
-                    f"{name}: the same batch gives other values after other batches came before it, so something of "
-                    f"those is kept (a sum, a schedule by calls), {_PAST_THE_NOISE}; compute from the batch at hand and "
-                    "public constants alone"
-                )
+    fresh = start.copy().run(settle)
+    reference, change = _watched(start, first)
+    for other in others:
+        learner, other_change = _watched(start, other)
+        _refuse_state(start, reference, learner)
+        _refuse_shared_state([change, other_change])
+        _refuse_other_results(start, settle, other, fresh, learner)
+    _refuse_other_results(start, settle, first, fresh, reference)
 
 
-def _shared(learner: _Learner) -> dict[tuple[str, str], Tokens]:
+def _watched(start: _Learner, batch: Pair) -> tuple[_Learner, _Change]:
+    """Return a copy that has seen a batch, and what all copies have in common before and after that."""
+    before = _shared(start)
+    return _after(start, batch), (before, _shared(start))
+
+
+def _refuse_other_results(
+    start: _Learner, settle: Pair, seen: Pair, fresh: Sequence[tuple[str, Tensor]], learner: _Learner
+) -> None:
+    """Refuse where a copy that has seen a batch computes something else than a fresh one."""
+    for (name, here), (_, there) in zip(fresh, learner.run(settle), strict=True):
+        if not same_bits(here, there) and not _is_chance(start, seen, settle, here, there):
+            raise ModelError(
+                f"{name}: the same batch gives other values after other batches came before it, so something of "
+                f"those is kept (a sum, a schedule by calls), {_PAST_THE_NOISE}; compute from the batch at hand and "
+                "public constants alone"
+            )
+
+
+def _shared(learner: _Learner) -> _State:
     found = {("model", key): value for key, value in shared(learner.module).items()}
     if learner.loss is not None:
         found |= {("loss", key): value for key, value in shared(learner.loss).items()}
@@ -166,10 +182,10 @@ def _model_words(module: nn.Module, name: str, key: str) -> str:
     )
 
 
-def _refuse_shared_state(states: Sequence[Mapping[tuple[str, str], Tokens]]) -> None:
+def _refuse_shared_state(changes: Sequence[_Change]) -> None:
     """Refuse what changed outside of the copies, counters apart."""
-    for place in {key: None for state in states for key in state}:
-        if not _counts_evenly([state.get(place) for state in states]):
+    for place in {key: None for change in changes for state in change for key in state}:
+        if not _counts_evenly([(before.get(place), after.get(place)) for before, after in changes]):
             what = place[1].partition("#")[0] or "something it refers to"
             raise ModelError(
                 f"{place[0]}: {what} changes when a batch is computed, {_PAST_THE_NOISE}; "
@@ -177,17 +193,21 @@ def _refuse_shared_state(states: Sequence[Mapping[tuple[str, str], Tokens]]) -> 
             )
 
 
-def _counts_evenly(contents: Sequence[Tokens | None]) -> bool:
-    """Tell whether contents stay, or differ only in whole numbers that advance by the same amount."""
-    if any(tokens is None or len(tokens) != len(contents[0] or ()) for tokens in contents):
-        return False
-    for before, one, other in zip(*(tokens or () for tokens in contents), strict=True):
-        if before == one == other:
-            continue
-        counts = isinstance(before, int) and isinstance(one, int) and isinstance(other, int)
-        if not counts or one - before != other - one:
+def _counts_evenly(changes: Sequence[tuple[Tokens | None, Tokens | None]]) -> bool:
+    """Tell whether contents stay, or differ only in whole numbers that advance by the same amount every time."""
+    advances = []
+    for before, after in changes:
+        if before is None or after is None or len(before) != len(after):
             return False
-    return True
+        advances.append([_advance(*pair) for pair in zip(before, after, strict=True)])
+    return None not in advances[0] and all(other == advances[0] for other in advances)
+
+
+def _advance(before: object, after: object) -> int | None:
+    """Return by how much a token grew: zero where it stayed, None where it is no counter."""
+    if before == after:
+        return 0
+    return after - before if isinstance(before, int) and isinstance(after, int) else None
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -200,8 +220,8 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(missing, other.isnan()) and torch.equal(one[~missing], other[~missing])
 
 
-def _is_chance(start: _Learner, batches: list[Pair], last: Pair, one: Tensor, other: Tensor) -> bool:
+def _is_chance(start: _Learner, seen: Pair, last: Pair, one: Tensor, other: Tensor) -> bool:
     """Tell whether a small difference comes from the device: there even like copies with like data differ."""
-    results = [_after(start, batches).run(last) for _ in range(2)]
+    results = [_after(start, seen).run(last) for _ in range(2)]
     repeats = all(same_bits(here, there) for (_, here), (_, there) in zip(*results, strict=True))
     return not repeats and torch.allclose(one, other, rtol=0, atol=_REPEATS * float(one.abs().max()), equal_nan=True)

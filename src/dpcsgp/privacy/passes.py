@@ -22,6 +22,7 @@ through a layer.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Final, final
@@ -29,8 +30,7 @@ from typing import Final, final
 UNIT: Final = 2.0**-24  # unit of rounding of float32
 SUM_SLACK: Final = 0.0222  # what rounding may add to a neighbouring pair of sums, as a share of the clip norm
 OVERFLOW: Final = 1e-18  # probability that a Poisson batch exceeds fixed places; every such release adds it to delta
-MOST_ROWS: Final = 256  # of a chunk
-MOST_CHUNKS: Final = 10  # of a pass
+MOST_PLACES: Final = 2560  # of a pass
 _SECOND_ORDER: Final = 1.01  # for terms such as (K 2^-24)^2, and for factors that were rounded themselves
 _QUANTUM: Final = 16  # rows of a chunk are a multiple of it: no vector register is filled by half
 _DEVIATIONS: Final = 2.0
@@ -51,7 +51,10 @@ class PassShape:
     fixed: bool = False
 
     def __post_init__(self) -> None:
-        assert 1 <= self.rows <= MOST_ROWS and 1 <= self.chunks <= MOST_CHUNKS and self.passes >= 1
+        assert min(self.rows, self.chunks, self.passes) >= 1
+        assert pass_slack(self.rows, self.chunks) <= SUM_SLACK, (
+            "rounding may do more to the sum than the noise allows for"
+        )
 
     @property
     def places(self) -> int:
@@ -67,10 +70,13 @@ def pass_shape(expected_batch: int, num_examples: int, sampling: str, fixed: boo
     """Return the shape of a node's passes.
 
     Poisson batches get two standard deviations of room, and a larger one needs a further pass of its node alone; fixed
-    places are so many that a batch exceeds them with probability `OVERFLOW` at most.
+    places are so many that a batch exceeds them with probability `OVERFLOW` at most. A pass has as few chunks as rounding
+    allows: summing over chunks costs time.
 
+    >>> pass_shape(256, 2048, "poisson")
+    PassShape(rows=288, chunks=1, passes=1, fixed=False)
     >>> pass_shape(2048, 6000, "poisson")
-    PassShape(rows=240, chunks=9, passes=1, fixed=False)
+    PassShape(rows=272, chunks=8, passes=1, fixed=False)
     >>> pass_shape(2048, 6000, "poisson", fixed=True).places
     2400
     """
@@ -82,10 +88,10 @@ def pass_shape(expected_batch: int, num_examples: int, sampling: str, fixed: boo
     else:
         spread = math.sqrt(expected_batch * (1 - expected_batch / total))
         wanted = min(math.ceil(expected_batch + _DEVIATIONS * spread), total)
-    passes = math.ceil(wanted / (MOST_ROWS * MOST_CHUNKS))
+    passes = math.ceil(wanted / MOST_PLACES)
     per_pass = math.ceil(wanted / passes)
-    chunks = math.ceil(per_pass / MOST_ROWS)
-    rows = math.ceil(per_pass / chunks / _QUANTUM) * _QUANTUM
+    rows_of_chunks = ((math.ceil(per_pass / chunks / _QUANTUM) * _QUANTUM, chunks) for chunks in itertools.count(1))
+    rows, chunks = next(pair for pair in rows_of_chunks if pass_slack(*pair) <= SUM_SLACK)
     return PassShape(rows, chunks, passes, fixed)
 
 

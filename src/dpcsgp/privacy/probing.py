@@ -35,6 +35,16 @@ Sums = Callable[[Pair, float], Tensor]
 
 _NUM_EXAMPLES: Final = 11  # an unlikely length for any other axis
 _REMEMBERED: Final = 4  # rows of the batches of which nothing may be kept
+_SIZES: Final = (
+    1.0,
+    1.0,
+    30.0,
+    -30.0,
+    30.0,
+    -30.0,
+    1e-3,
+    -1.0,
+)  # of such batches: what is kept may be one bit, alike in most
 _LADDER: Final = (17, 33, 65, 129, 257, 5, 3, 2)  # just above the likely thresholds
 _SUM_SIZES: Final = (17, 65, 257)
 _SUM_TOLERANCE: Final = 1e-3
@@ -76,8 +86,9 @@ def _check_rows(
 ) -> tuple[RowDependence, ...]:
     """Refuse memory, then dependence between rows, at all sizes that can be afforded."""
     batch = partial(_probe_pair, example, public=public)
-    batches = [batch(_REMEMBERED, purpose) for purpose in ("first", "second", "third")]
-    check_memory(module, loss, batches, _hostile(batches[0]))
+    settle = batch(_REMEMBERED, "first")
+    batches = [_resized(batch(_REMEMBERED, f"batch {number}"), size) for number, size in enumerate(_SIZES)]
+    check_memory(module, loss, settle, batches, _hostile(settle))
     probed = copy.deepcopy(module).train()
     steady = _without_chance(probed, batch(_NUM_EXAMPLES, "first")[0])
     probe = RowProbe(probed, loss, batch, steady)
@@ -223,6 +234,12 @@ def _probe_pair(example: Pair, rows: int, purpose: str, public: Pair | None) -> 
         both = torch.tensor([0, 1], dtype=targets.dtype).view(2, *[1] * (targets.dim() - 1))
         targets[:2] = both[: len(targets)]  # both kinds, always
     return inputs, targets
+
+
+def _resized(batch: Pair, size: float) -> Pair:
+    """Return the rows with inputs of another size, whole numbers as they are."""
+    inputs, targets = batch
+    return (inputs * size if inputs.is_floating_point() else inputs), targets
 
 
 def _sums(module: nn.Module, loss: Loss) -> Sums:

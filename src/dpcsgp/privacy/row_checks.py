@@ -30,6 +30,7 @@ _EXTREMES: Final = ((1e30, -1e30, 1e-40), (float("inf"),), (float("nan"),))  # a
 _CLIP: Final = 1.0
 _NEARBY: Final = 0.02
 _JITTER: Final = 0.1
+_OTHERS: Final = 4  # sets of other companions: what one of them happens not to show, such as a parity, another may
 _SIZES: Final = (1.0, 1e-3, 30.0)  # rows of several sizes: a branch may depend on the largest value of a batch
 
 
@@ -105,7 +106,7 @@ class _Check:
         self._engine, self._shape, self._models_ND = engine, shape, models_ND[:num_nodes]
         with torch_seed(0, "row checks"):
             self._rows = _different_rows(public, num_nodes, self._places, size)
-            self._others = _different_rows(public, num_nodes, self._places, 1.0)
+            self._others = [_different_rows(public, num_nodes, self._places, 1.0) for _ in range(_OTHERS)]
         self._constants = _constants(public[0])
         self._present_NP = torch.ones(num_nodes, self._places, dtype=torch.bool, device=public[0].device)
         self._expected = self._run(self._rows, self._present_NP)
@@ -113,7 +114,8 @@ class _Check:
     def other_companions(self) -> Iterator[Difference]:
         """Yield what differs where every second row is another one, or a constant, extreme ones too."""
         even_P = torch.arange(self._places, device=self._present_NP.device) % 2 == 0
-        yield from self._compare(self._mixed(even_P, self._others), self._present_NP, even_P)
+        for others in self._others:
+            yield from self._compare(self._mixed(even_P, others), self._present_NP, even_P)
         for values in self._constants:
             yield from self._compare(self._mixed(even_P, self._constant(values)), self._present_NP, even_P)
 

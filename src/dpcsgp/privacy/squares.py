@@ -31,6 +31,21 @@ def _squares_of_rows(rows_BL: np.ndarray, squares_B: np.ndarray) -> None:
         squares_B[i] = total
 
 
+@compiled("void(float32[:,::1], float64[::1])")
+def _blank_rows(rows_BL: np.ndarray, squares_B: np.ndarray) -> None:
+    for i in range(rows_BL.shape[0]):
+        if not np.isfinite(squares_B[i]):
+            rows_BL[i] = 0.0
+
+
+def blank_infinite_rows_(rows_BL: Tensor, squares_B: Tensor) -> None:
+    """Set to zero, in place, the rows whose squared norm is not finite: those that hold NaN or infinity, and no others."""
+    if rows_BL.device.type == "cpu" and rows_BL.dtype is torch.float32 and rows_BL.is_contiguous():
+        _blank_rows(rows_BL.numpy(), squares_B.numpy())
+    else:
+        rows_BL.masked_fill_(~squares_B.isfinite()[:, None], 0.0)
+
+
 def squared_norms(rows: Tensor) -> Tensor:
     """Return |row|^2 along the last axis in double precision; not finite exactly where a row is not."""
     length = rows.shape[-1]
