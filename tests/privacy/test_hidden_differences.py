@@ -94,3 +94,22 @@ def test_a_branch_at_a_middling_size_is_found() -> None:
     torch.manual_seed(0)
     engine = _checked(Scaled(), _squared, torch.randn(64, 8), 1, 32)[0]
     assert engine.slower() is None
+
+
+def test_a_parity_of_the_companions_is_found() -> None:
+    """One set of other companions leaves a parity as it was half of the time; several hardly ever do."""
+
+    class Parity(nn.Module):
+        def __init__(self, column: int) -> None:
+            super().__init__()
+            self.linear, self.column = nn.Linear(8, 2), column
+
+        def forward(self, rows: Tensor) -> Tensor:
+            value = rows[:, self.column % 8].abs()
+            odd = ((value > 0.5 + 0.02 * self.column) & (value < 0.7 + 0.02 * self.column)).sum() % 2
+            return self.linear(rows) * (1 + 2.0**-20 * odd)
+
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 8)
+    for column in range(24):
+        assert _checked(Parity(column), _squared, inputs, 1, 64)[0].slower() is None  # one row at a time

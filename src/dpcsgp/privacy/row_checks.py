@@ -30,7 +30,7 @@ _EXTREMES: Final = ((1e30, -1e30, 1e-40), (float("inf"),), (float("nan"),))  # a
 _CLIP: Final = 1.0
 _NEARBY: Final = 0.02
 _JITTER: Final = 0.1
-_OTHERS: Final = 4  # sets of other companions: what one of them happens not to show, such as a parity, another may
+_OTHERS: Final = 8  # sets of other companions: what one of them happens not to show, such as a parity, another may
 _SIZES: Final = (1.0, 1e-3, 30.0)  # rows of several sizes: a branch may depend on the largest value of a batch
 
 
@@ -106,7 +106,8 @@ class _Check:
         self._engine, self._shape, self._models_ND = engine, shape, models_ND[:num_nodes]
         with torch_seed(0, "row checks"):
             self._rows = _different_rows(public, num_nodes, self._places, size)
-            self._others = [_different_rows(public, num_nodes, self._places, 1.0) for _ in range(_OTHERS)]
+            count = _OTHERS if size == 1.0 else 1
+            self._others = [_different_rows(public, num_nodes, self._places, 1.0) for _ in range(count)]
         self._constants = _constants(public[0])
         self._present_NP = torch.ones(num_nodes, self._places, dtype=torch.bool, device=public[0].device)
         self._expected = self._run(self._rows, self._present_NP)
