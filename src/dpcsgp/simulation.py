@@ -50,9 +50,8 @@ def simulate(
         with watching(run) as watch:
             progress = training.train(run, watch, should_stop, snapshot)
         return Outcome(folder.finish(blueprint, run, progress), run, progress)
-    except BaseException:
+    finally:
         run.ledger.close()  # so that this very process can resume
-        raise
 
 
 def load_snapshot(run: training.Run) -> Snapshot | None:
