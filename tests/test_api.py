@@ -18,10 +18,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import dpcsgp
-from dpcsgp.assembly import load_data
 from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
 from dpcsgp.privacy import Ledger, read_ledgers
+from dpcsgp.runs.build import load_data
 
 FAST = {
     "algorithm.steps": 6,
@@ -349,9 +349,9 @@ def test_a_folder_of_an_own_task_says_where_it_comes_from(tmp_path: Path) -> Non
 
 
 def test_a_model_that_a_config_names_is_rebuilt(tmp_path: Path) -> None:
-    from dpcsgp.blueprint import design
-    from dpcsgp.results import ResultsFolder
-    from dpcsgp.simulation import simulate
+    from dpcsgp.runs.design import design
+    from dpcsgp.runs.folder import ResultsFolder
+    from dpcsgp.runtime.session import simulate
 
     config = load_config(None, ["task.name=digits", "task.model=mlp:16", "graph.num_nodes=3", "algorithm.steps=3"])
     data = load_data(config)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpcsgp.checkpoint import CheckpointFolder, Snapshot
 from dpcsgp.errors import CheckpointError
+from dpcsgp.records.checkpoint import CheckpointFolder, Snapshot
 
 TENSORS = {"x_ND": torch.arange(6.0).reshape(2, 3), "pull_ND": torch.ones(2, 3, dtype=torch.float64)}
 

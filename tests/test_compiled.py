@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dpcsgp.compiled import compiled
+from dpcsgp.kernels.numba_loops import compiled
 
 
 def test_a_loop_without_a_file_of_its_own_is_compiled_all_the_same() -> None:
@@ -40,7 +40,7 @@ def test_sums_are_not_simplified() -> None:
 
 
 def test_damaged_files_of_an_earlier_process_do_not_matter(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from dpcsgp.compression.hadamard import flip; print(flip.__name__)"]
+    command = [sys.executable, "-c", "from dpcsgp.kernels.hadamard import flip; print(flip.__name__)"]
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     for expected in range(2):
         done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dpcsgp.blueprint import design
 from dpcsgp.config import load_config, make_config, per_node, to_toml
 from dpcsgp.errors import ConfigError
-from dpcsgp.planning.facts import declared_facts
+from dpcsgp.runs.design import design
+from dpcsgp.runs.facts import declared_facts
 
 
 def test_toml_round_trip(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpcsgp.blueprint import check_device
 from dpcsgp.errors import ConfigError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import clipping_engine
+from dpcsgp.runs.design import check_device
 from dpcsgp.tasks import Classification, build_model
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcsgp.cli.session import run_session
+from dpcsgp.console.session import run_session
 
 DEMO = Path(__file__).parents[1] / "configs" / "demo.toml"
 

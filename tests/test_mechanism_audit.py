@@ -42,11 +42,11 @@ from dpcsgp.auditing.statistics import (
     too_small,
     worst_proportion,
 )  # fmt: skip
-from dpcsgp.blueprint import build_mechanism
 from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import GaussianMechanism, clipping_engine
 from dpcsgp.randomness import PrivateRandomness
+from dpcsgp.runs.design import build_mechanism
 
 FEW = 10_000
 ALL = "privacy.expected_batch_size=6000"

@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import resource, sys, torch
-from dpcsgp.memory import keep_freed_memory
+from dpcsgp.runtime.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 torch.set_num_threads(1)

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from dpcsgp import training
-from dpcsgp.assembly import assemble, load_data
-from dpcsgp.blueprint import design
 from dpcsgp.config import AlgorithmConfig, Config, load_config, make_config, to_toml
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import directed_ring
@@ -18,7 +16,9 @@ from dpcsgp.network import Simulator
 from dpcsgp.planning import Limits, Plan, Row, declared_facts, diagnose, radius_curves, search, search_features, sweep
 from dpcsgp.planning.outlook import DISTANCE, Gossip, Outlook, foresee
 from dpcsgp.planning.search import choose, mark_front
-from dpcsgp.results import ResultsFolder
+from dpcsgp.runs.build import assemble, load_data
+from dpcsgp.runs.design import design
+from dpcsgp.runs.folder import ResultsFolder
 
 DIGITS = ["task.name=digits", "task.model=mlp:16", "graph.num_nodes=4", "privacy.epsilon=4", "run.checkpoint_every=0"]
 LIMITS = Limits(megabytes=0.01, minutes=1)

@@ -12,12 +12,12 @@ import pytest
 from torch import Tensor
 
 from dpcsgp import training
-from dpcsgp.assembly import assemble, load_data
-from dpcsgp.blueprint import design
 from dpcsgp.config import load_config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy.ledger import read_ledger
-from dpcsgp.results import ResultsFolder
+from dpcsgp.runs.build import assemble, load_data
+from dpcsgp.runs.design import design
+from dpcsgp.runs.folder import ResultsFolder
 
 NODES, STEPS = 3, 4
 SETTINGS = [

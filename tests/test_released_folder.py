@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dpcsgp
-from dpcsgp.cli.session import run_session
+from dpcsgp.console.session import run_session
 from dpcsgp.privacy import composed_epsilon, read_ledgers
 from dpcsgp.report import write_report
 

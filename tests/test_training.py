@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from dpcsgp import training
-from dpcsgp.assembly import Data, assemble, load_data
-from dpcsgp.blueprint import Blueprint, design
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import ConfigError, PrivateStepError
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import clipping_engine
 from dpcsgp.randomness import PrivateRandomness
-from dpcsgp.results import ResultsFolder
+from dpcsgp.runs.build import Data, assemble, load_data
+from dpcsgp.runs.design import Blueprint, design
+from dpcsgp.runs.folder import ResultsFolder
 
 SMALL = [
     "task.name=digits",

@@ -23,23 +23,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from dpcsgp.blueprint import design
-from dpcsgp.cli.session import new_folder, refuse_changed_settings
-from dpcsgp.cli.worker import OWN_SETTINGS
 from dpcsgp.config import Config, change_config, load_config
+from dpcsgp.console.session import new_folder, refuse_changed_settings
 from dpcsgp.errors import ConfigError, DataError, DivergenceError, ModelError
 from dpcsgp.network.torch_distributed import Place, spread
 from dpcsgp.own_run import OwnRun
-from dpcsgp.own_task import OwnData
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import ReleaseEvent, read_ledgers, releases_by_node
-from dpcsgp.privacy.models import check_model
+from dpcsgp.privacy.model_checks import check_model
 from dpcsgp.randomness import torch_seed
-from dpcsgp.recording import read_rows
-from dpcsgp.results import ResultsFolder
-from dpcsgp.simulation import Outcome
+from dpcsgp.records.metrics import read_rows
+from dpcsgp.runs.design import design
+from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.user_data import OwnData
+from dpcsgp.runtime.process import OWN_SETTINGS
+from dpcsgp.runtime.session import Outcome
 from dpcsgp.tasks import LossPerExample
-from dpcsgp.tasks.own_data import NodeData
+from dpcsgp.tasks.node_data import NodeData
 from dpcsgp.tasks.supervised import LOSSES, Metric
 from dpcsgp.training import RESERVED_KEYS
 
@@ -179,7 +179,7 @@ def load_model(results_folder: Path | str, model: nn.Module | None = None, node:
                 f"{folder} holds a model of your own ({config.task.model.split(':')[1]}), and only its parameters "
                 "are kept: load_model(folder, model) with an instance of it"
             )
-        from dpcsgp.planning.facts import declared_facts
+        from dpcsgp.runs.facts import declared_facts
         from dpcsgp.tasks import build_model
 
         facts = declared_facts(config)

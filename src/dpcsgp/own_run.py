@@ -12,15 +12,15 @@ from typing import Any, Final, final
 
 from rich.console import Console
 
-from dpcsgp.blueprint import Blueprint
-from dpcsgp.cli.session import watching
-from dpcsgp.cli.tables import outcome_table, plan_table
-from dpcsgp.cli.worker import Assignment, take_part
+from dpcsgp.console.session import watching
+from dpcsgp.console.tables import outcome_table, plan_table
 from dpcsgp.network.torch_distributed import Place
-from dpcsgp.own_task import OwnData
-from dpcsgp.results import ResultsFolder
-from dpcsgp.signals import StopSignal
-from dpcsgp.simulation import Outcome, simulate
+from dpcsgp.runs.design import Blueprint
+from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.user_data import OwnData
+from dpcsgp.runtime.process import Assignment, take_part
+from dpcsgp.runtime.session import Outcome, simulate
+from dpcsgp.runtime.signals import StopSignal
 
 _starts: Final = itertools.count()  # of this process; under torchrun every one needs names of its own in the store
 

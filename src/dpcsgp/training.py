@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
-from dpcsgp.checkpoint import CheckpointFolder, Snapshot
 from dpcsgp.errors import CheckpointError, DivergenceError
 from dpcsgp.network import Traffic
 from dpcsgp.privacy import Budget, ClippingEngine, GaussianMechanism, LedgerBook, PrivateGradients
-from dpcsgp.privacy.clipping import CheckedEngine
+from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.private_gradients import Augment
 from dpcsgp.privacy.row_checks import engine_with_equal_rows
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
-from dpcsgp.recording import Recorder
+from dpcsgp.records.checkpoint import CheckpointFolder, Snapshot
+from dpcsgp.records.metrics import Recorder
 from dpcsgp.tasks import Task
 
 WATCHED_EVALUATIONS = 5

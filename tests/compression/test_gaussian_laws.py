@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpcsgp.compression.gaussian import dither_moments
+from dpcsgp.compression.error_laws import dither_moments
 
 
 @pytest.mark.parametrize(("bits", "bucket"), [(2, 1), (2, 2), (2, 8), (3, 3), (4, 64), (8, 512), (2, 4000), (16, 5)])

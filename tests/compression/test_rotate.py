@@ -11,9 +11,9 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from dpcsgp.compression import RotatedQuantizer
-from dpcsgp.compression.gaussian import lloyd_max
-from dpcsgp.compression.hadamard import flip, hadamard
+from dpcsgp.compression.error_laws import lloyd_max
 from dpcsgp.compression.rotate import plan_rotation, rotate, rotate_back
+from dpcsgp.kernels.hadamard import flip, hadamard
 from dpcsgp.randomness import PublicRandomness
 
 DIMS = [1, 31, 33, 128, 650, 3850, 5000, 33_000, 101_770, 1_100_000]

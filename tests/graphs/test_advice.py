@@ -28,7 +28,7 @@ from dpcsgp.graphs import (
     steady_state_disagreement,
     torus,
 )
-from dpcsgp.graphs.responses import stationary
+from dpcsgp.graphs.second_moments import stationary
 from dpcsgp.randomness import PublicRandomness
 
 DIM = 101_770
@@ -68,7 +68,7 @@ def test_the_rule_for_large_graphs_is_stable_and_nearly_best(seed: int, monkeypa
         compressor = parse_compressor(spec)
         best = steady_state_disagreement(topology, compressor, best_mixing_rate(topology, compressor, DIM), DIM)
         with monkeypatch.context() as patch:
-            patch.setattr("dpcsgp.graphs.advice.EXPLICIT_NODES", 1)
+            patch.setattr("dpcsgp.graphs.mixing_rate.EXPLICIT_NODES", 1)
             rate = best_mixing_rate(topology, compressor, DIM)
         assert steady_state_disagreement(topology, compressor, rate, DIM) < 1.5 * best
 

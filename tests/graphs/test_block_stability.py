@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dpcsgp.algorithms import DPBlock
-from dpcsgp.blueprint import design
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError, UnstableError
@@ -25,11 +24,12 @@ from dpcsgp.graphs import (
     random_digraph,
     star,
 )
-from dpcsgp.graphs.responses import stationary
+from dpcsgp.graphs.second_moments import stationary
 from dpcsgp.graphs.stability import GossipMoments
 from dpcsgp.network import Simulator
 from dpcsgp.planning import declared_facts
 from dpcsgp.randomness import PublicRandomness
+from dpcsgp.runs.design import design
 
 GRAPHS = {
     "exponential": directed_exponential(5),

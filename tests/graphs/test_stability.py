@@ -26,7 +26,7 @@ from dpcsgp.graphs import (
 )
 from dpcsgp.graphs import responses as responses_module
 from dpcsgp.graphs import stability as stability_module
-from dpcsgp.graphs.responses import modal_energies, stationary
+from dpcsgp.graphs.second_moments import modal_energies, stationary
 from dpcsgp.graphs.stability import GossipMoments
 
 DIM = 101_770

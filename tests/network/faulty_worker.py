@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from dpcsgp.cli.worker import worker_command
 from dpcsgp.network.torch_distributed import Place
+from dpcsgp.runtime.process import worker_command
 from dpcsgp.training import TrainingNetwork
 
 FAULTY_ROUND = 5

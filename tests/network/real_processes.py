@@ -19,7 +19,7 @@ from typing import Any
 from dpcsgp.network.torch_distributed import serve_store
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["dpcsgp.cli.worker", "dpcsgp.cli.main", "sklearn.datasets"])
+_FORKS.set_forkserver_preload(["dpcsgp.runtime.process", "dpcsgp.cli.main", "sklearn.datasets"])
 
 FAULTY = Path(__file__).with_name("faulty_worker.py")
 TINY = [

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dpcsgp.cli.worker import worker_command
 from dpcsgp.compression import frames
 from dpcsgp.network.torch_distributed import Place
+from dpcsgp.runtime.process import worker_command
 from dpcsgp.training import TrainingNetwork
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from dpcsgp.cli.pacing import AgreedStop, Pace
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.network.agreed import fault_of
 from dpcsgp.network.board import LAUNCHER, Board, Seal, StoreValueError
 from dpcsgp.network.health import CAUSE, STOP_ASKED, Health, SilentPeerError, announce, known_cause, take_leave
 from dpcsgp.network.torch_distributed import Place, serve_store
-from dpcsgp.signals import StopSignal
+from dpcsgp.runtime.pacing import AgreedStop, Pace
+from dpcsgp.runtime.signals import StopSignal
 
 KEY = bytes(range(32))
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.clipping import CheckedEngine
-from dpcsgp.privacy.layerwise import LayerwiseEngine
-from dpcsgp.privacy.linear_stack import LinearStackEngine
+from dpcsgp.privacy.clipping.engine import CheckedEngine
+from dpcsgp.privacy.clipping.layerwise import LayerwiseEngine
+from dpcsgp.privacy.clipping.linear_stack import LinearStackEngine
 
 Loss = Callable[[Any, Tensor], Tensor]
 

@@ -30,9 +30,9 @@ from dpcsgp.privacy.accounting import (
     paper_noise_multiplier,
     releases_within,
 )
-from dpcsgp.privacy.bounds import LossPair, _poisson_grids, _replace_grid
 from dpcsgp.privacy.passes import OVERFLOW
-from dpcsgp.privacy.renyi import renyi_epsilon
+from dpcsgp.privacy.pld import LossPair, _poisson_grids, _replace_grid
+from dpcsgp.privacy.rdp import renyi_epsilon
 
 Density = Callable[[float], float]
 

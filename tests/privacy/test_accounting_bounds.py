@@ -16,7 +16,8 @@ from reference_accounting import Direction, bracket, exact_delta
 
 from dpcsgp.privacy import bounds, rare_losses
 from dpcsgp.privacy.accounting import composed_epsilon, epsilon
-from dpcsgp.privacy.bounds import (
+from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE, REPLACE_ONE, ReleaseEvent
+from dpcsgp.privacy.pld import (
     GridBound,
     LossGrid,
     LossPair,
@@ -26,7 +27,6 @@ from dpcsgp.privacy.bounds import (
     loss_distribution_epsilon,
     window_of,
 )
-from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE, REPLACE_ONE, ReleaseEvent
 from dpcsgp.privacy.rare_losses import Split, rare_grid, regrid, small_grid, split_epsilon
 
 MILLIONTH = 1e-6

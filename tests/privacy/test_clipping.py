@@ -15,8 +15,8 @@ from torch.nn.utils import prune
 
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.clipping import ClippingEngine, clipping_engine
-from dpcsgp.privacy.linear_stack import is_linear_stack
+from dpcsgp.privacy.clipping.engine import ClippingEngine, clipping_engine
+from dpcsgp.privacy.clipping.linear_stack import is_linear_stack
 
 
 def entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import terms
-from dpcsgp.privacy.layers import RULES
-from dpcsgp.privacy.squares import squared_norms
+from dpcsgp.privacy.clipping.layer_rules import RULES
+from dpcsgp.privacy.clipping.squares import squared_norms
 
 Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.clipping import clipping_engine
+from dpcsgp.privacy.clipping.engine import clipping_engine
 from dpcsgp.privacy.passes import PassShape
 
 

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpcsgp.privacy.convolution import kernel_term
-from dpcsgp.privacy.passes import SUM_SLACK, UNIT, pass_slack
-from dpcsgp.privacy.terms import (
+from dpcsgp.privacy.clipping.convolution import kernel_term
+from dpcsgp.privacy.clipping.ghost_norms import (
     MARGIN,
     ExplicitTerm,
     LookupTerm,
@@ -20,6 +19,7 @@ from dpcsgp.privacy.terms import (
     may_sum_positions,
     merge,
 )
+from dpcsgp.privacy.passes import SUM_SLACK, UNIT, pass_slack
 
 
 def test_an_example_without_a_finite_norm_gets_the_factor_zero() -> None:

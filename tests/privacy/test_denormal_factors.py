@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.clipping import clipping_engine
+from dpcsgp.privacy.clipping.engine import clipping_engine
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.clipping import CheckedEngine, clipping_engine
+from dpcsgp.privacy.clipping.engine import CheckedEngine, clipping_engine
 from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.row_checks import engine_with_equal_rows

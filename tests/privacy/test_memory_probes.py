@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dpcsgp.errors import ModelError
 from dpcsgp.privacy.contents import own, shared
-from dpcsgp.privacy.probing import check_examples_independent, check_gradients_reach
+from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
 
 EXAMPLE = torch.zeros(4), torch.tensor(0)
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpcsgp.errors import ModelError
-from dpcsgp.privacy.models import check_model
-from dpcsgp.privacy.probing import check_examples_independent, check_gradients_reach
+from dpcsgp.privacy.model_checks import check_model
+from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
 
 
 def entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpcsgp.privacy.box_muller import add_pairs
+from dpcsgp.kernels.box_muller import add_pairs
 from dpcsgp.privacy.noise import SENSITIVITY_SLACK, add_noise_, grid_size, rounded_gauss
 from dpcsgp.privacy.passes import SUM_SLACK
 from dpcsgp.randomness import PrivateRandomness

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpcsgp.own_task import OwnData
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import Budget, GaussianMechanism, LedgerBook, PrivateGradients, clipping_engine
-from dpcsgp.privacy.clipping import CheckedEngine
+from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.randomness import PrivateRandomness
+from dpcsgp.runs.user_data import OwnData
 from dpcsgp.tasks.supervised import LOSSES
 
 

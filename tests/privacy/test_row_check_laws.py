@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpcsgp.errors import ModelError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import clipping_engine
-from dpcsgp.privacy.clipping import CheckedEngine
+from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.row_checks import engine_with_equal_rows
 

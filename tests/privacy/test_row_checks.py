@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from dpcsgp.errors import ModelError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import clipping_engine
-from dpcsgp.privacy.layerwise import LayerwiseEngine
-from dpcsgp.privacy.linear_stack import LinearStackEngine
+from dpcsgp.privacy.clipping.layerwise import LayerwiseEngine
+from dpcsgp.privacy.clipping.linear_stack import LinearStackEngine
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.row_checks import engine_with_equal_rows
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpcsgp.errors import ModelError
-from dpcsgp.privacy.probing import (
+from dpcsgp.privacy.model_probes import (
     RowDependence,
     check_examples_independent,
     check_gradients_reach,

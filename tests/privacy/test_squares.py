@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from dpcsgp.privacy.squares import blank_infinite_rows_, squared_norms
+from dpcsgp.privacy.clipping.squares import blank_infinite_rows_, squared_norms
 
 
 @pytest.mark.parametrize("size", [1e-45, 1e-38, 2.6e-23, 1.0, 1e19, 3e38])

@@ -11,8 +11,8 @@ from worst_case import CASES, LOSSES, trials
 
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import clipping_engine
+from dpcsgp.privacy.clipping.ghost_norms import GHOST_SLACK
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_shape, pass_slack
-from dpcsgp.privacy.terms import GHOST_SLACK
 
 
 def largest_change(case: str, loss: str, count: int, seed: int = 0) -> float:

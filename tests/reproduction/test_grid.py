@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpcsgp.blueprint import design
 from dpcsgp.errors import DpcsgpError
-from dpcsgp.planning.facts import declared_facts
 from dpcsgp.reproduction import EXPERIMENTS, Desk, desk
 from dpcsgp.reproduction.grid import Cell, Done, run_grid
+from dpcsgp.runs.design import design
+from dpcsgp.runs.facts import declared_facts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from grid_script import CELLS

@@ -15,14 +15,14 @@ from typing import Any, cast
 from torch import Tensor
 
 from dpcsgp import training
-from dpcsgp.assembly import assemble, load_data
-from dpcsgp.blueprint import design
 from dpcsgp.compression import frames
 from dpcsgp.config import load_config
 from dpcsgp.graphs import Topology
 from dpcsgp.network import Simulator
-from dpcsgp.results import ResultsFolder
-from dpcsgp.simulation import load_snapshot
+from dpcsgp.runs.build import assemble, load_data
+from dpcsgp.runs.design import design
+from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runtime.session import load_snapshot
 
 
 class Wiretap(Simulator):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dpcsgp.checkpoint import CheckpointFolder
 from dpcsgp.config import load_config
 from dpcsgp.privacy.ledger import read_ledger
+from dpcsgp.records.checkpoint import CheckpointFolder
 
 DIGITS = [
     "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", "graph.num_nodes=2", "algorithm.steps=8",

@@ -17,12 +17,9 @@ import torch
 from mutations import mutations
 
 from dpcsgp.algorithms import DPCSGP
-from dpcsgp.assembly import assemble, load_data
-from dpcsgp.blueprint import design
-from dpcsgp.checkpoint import CheckpointFolder, Snapshot
-from dpcsgp.cli.session import open_config
 from dpcsgp.compression import frames, parse_compressor
 from dpcsgp.config import Config, load_config, to_toml
+from dpcsgp.console.session import open_config
 from dpcsgp.errors import CheckpointError, ConfigError, DataError, LedgerError, WireError
 from dpcsgp.graphs import Topology, complete
 from dpcsgp.graphs.builders import from_edges_file
@@ -30,10 +27,13 @@ from dpcsgp.network import Simulator
 from dpcsgp.privacy.events import ReleaseEvent
 from dpcsgp.privacy.ledger import Ledger, LedgerHeader, read_ledger
 from dpcsgp.randomness import PublicRandomness
-from dpcsgp.results import ResultsFolder
-from dpcsgp.tasks.catalogue import Published
-from dpcsgp.tasks.datasets import fetch_published
-from dpcsgp.tasks.formats import IDX_NAMES, Parts, decode_idx, digest
+from dpcsgp.records.checkpoint import CheckpointFolder, Snapshot
+from dpcsgp.runs.build import assemble, load_data
+from dpcsgp.runs.design import design
+from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.tasks.downloads.catalogue import Published
+from dpcsgp.tasks.downloads.datasets import fetch_published
+from dpcsgp.tasks.downloads.formats import IDX_NAMES, Parts, decode_idx, digest
 from dpcsgp.training import train
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))

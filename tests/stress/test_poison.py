@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from dpcsgp import training
-from dpcsgp.assembly import assemble, load_data
-from dpcsgp.blueprint import design
 from dpcsgp.config import load_config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import ClippingEngine
 from dpcsgp.privacy.passes import PassShape
-from dpcsgp.results import ResultsFolder
+from dpcsgp.runs.build import assemble, load_data
+from dpcsgp.runs.design import design
+from dpcsgp.runs.folder import ResultsFolder
 
 SETTINGS = [
     "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", "graph.num_nodes=4", "algorithm.steps=6",

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from dpcsgp import training
-from dpcsgp.assembly import assemble
-from dpcsgp.blueprint import design
 from dpcsgp.config import Config, change_config, load_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator
-from dpcsgp.own_task import OwnData
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import GaussianMechanism
 from dpcsgp.randomness import PrivateRandomness
+from dpcsgp.runs.build import assemble
+from dpcsgp.runs.design import design
+from dpcsgp.runs.user_data import OwnData
 from dpcsgp.tasks import Augmentation
 from dpcsgp.tasks.supervised import LOSSES
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from dpcsgp.errors import ConfigError, DataError
-from dpcsgp.tasks.catalogue import Published
-from dpcsgp.tasks.datasets import (
+from dpcsgp.tasks.downloads.catalogue import Published
+from dpcsgp.tasks.downloads.datasets import (
     DATASET_NAMES,
     cache_folder,
     dataset_status,
@@ -22,8 +22,8 @@ from dpcsgp.tasks.datasets import (
     fetch_published,
     load_dataset,
 )
-from dpcsgp.tasks.formats import IDX_NAMES, Parts, decode_idx, digest
-from dpcsgp.tasks.sources import Folder, no_progress
+from dpcsgp.tasks.downloads.formats import IDX_NAMES, Parts, decode_idx, digest
+from dpcsgp.tasks.downloads.sources import Folder, no_progress
 
 CIFAR_BATCH_MD5 = [
     "5dd7e06a14cb22eb9f671a540d1b7c25",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.tasks.datasets import ImageData, load_dataset
+from dpcsgp.tasks.downloads.datasets import ImageData, load_dataset
 from dpcsgp.tasks.feature_maps import OrientedGradients, tents
 from dpcsgp.tasks.features import compute_features, parse_features
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpcsgp.tasks.formats import (
+from dpcsgp.tasks.downloads.formats import (
     IDX_NAMES,
     Arrays,
     FormatError,

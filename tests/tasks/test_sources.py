@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dpcsgp.tasks.sources import Folder, Mirror, SourceError, no_progress, run_command
+from dpcsgp.tasks.downloads.sources import Folder, Mirror, SourceError, no_progress, run_command
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

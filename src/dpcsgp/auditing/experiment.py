@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from dpcsgp import graphs
 from dpcsgp.algorithms import Algorithm
-from dpcsgp.blueprint import build_algorithm, build_mechanism
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import COMPRESSED, Config, per_node
 from dpcsgp.errors import ConfigError
@@ -29,10 +28,11 @@ from dpcsgp.graphs import best_mixing_rate
 from dpcsgp.network import Traffic
 from dpcsgp.privacy import Budget, GaussianMechanism, LedgerBook, ReleaseEvent, clipping_engine
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
-from dpcsgp.recording import Recorder
+from dpcsgp.records.metrics import Recorder
+from dpcsgp.runs.design import build_algorithm, build_mechanism
 from dpcsgp.tasks import load_dataset
 from dpcsgp.tasks.base import random_like
-from dpcsgp.tasks.catalogue import PUBLISHED
+from dpcsgp.tasks.downloads.catalogue import PUBLISHED
 from dpcsgp.training import Run, Schedule, train
 
 DIM: Final = 16

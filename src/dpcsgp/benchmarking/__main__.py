@@ -13,7 +13,7 @@ import sys
 from dpcsgp.benchmarking.peak import measure_gradient_memory
 from dpcsgp.benchmarking.peers import serve
 from dpcsgp.benchmarking.scale import run_size
-from dpcsgp.memory import keep_freed_memory
+from dpcsgp.runtime.memory import keep_freed_memory
 
 
 def main(kind: str, *arguments: str) -> None:

@@ -1,6 +1,6 @@
 """A competitor in a process of its own, timed in turn with ours.
 
-Our command line tells the C library to keep freed memory (`dpcsgp.memory`). A user of another library has not done that, and
+Our command line tells the C library to keep freed memory (`dpcsgp.runtime.memory`). A user of another library has not done that, and
 its speed depends on it: so it runs in a process with the system's defaults, and waits while others are timed.
 """
 

@@ -28,7 +28,7 @@ from dpcsgp.network import Simulator
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import Budget, LedgerBook, clipping_engine
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
-from dpcsgp.recording import Recorder
+from dpcsgp.records.metrics import Recorder
 from dpcsgp.training import Progress, Run, Schedule, train
 
 DEMO: Final = Workload("mlp:128", (784,), num_nodes=10, batch_size=2048, examples_per_node=6000)

@@ -13,8 +13,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpcsgp.tasks.datasets import DatasetStatus
-    from dpcsgp.tasks.sources import Progress
+    from dpcsgp.tasks.downloads.datasets import DatasetStatus
+    from dpcsgp.tasks.downloads.sources import Progress
 
 app = typer.Typer(no_args_is_help=True, help="List and fetch data sets.", rich_markup_mode=None)
 
@@ -25,7 +25,7 @@ def list_datasets(as_json: Annotated[bool, typer.Option("--json", help="Print JS
 
     Example: dpcsgp data list
     """
-    from dpcsgp.tasks.datasets import cache_folder, dataset_status
+    from dpcsgp.tasks.downloads.datasets import cache_folder, dataset_status
 
     statuses = dataset_status()
     if as_json:
@@ -49,7 +49,7 @@ def fetch_datasets(
     from rich.console import Console
 
     from dpcsgp.errors import ConfigError, DataError
-    from dpcsgp.tasks.datasets import DATASET_NAMES, fetch_dataset
+    from dpcsgp.tasks.downloads.datasets import DATASET_NAMES, fetch_dataset
 
     wanted = list(DATASET_NAMES) if every else list(dict.fromkeys(names or []))
     if not wanted:

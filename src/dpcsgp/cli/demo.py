@@ -26,8 +26,8 @@ def demo(
     """
     from rich.console import Console
 
-    from dpcsgp.cli.session import run_session
-    from dpcsgp.cli.tables import comparison_table
+    from dpcsgp.console.session import run_session
+    from dpcsgp.console.tables import comparison_table
     from dpcsgp.privacy import composed_epsilon, read_ledgers, releases_by_node
     from dpcsgp.report import write_report
 

@@ -39,7 +39,7 @@ def launch(
         GLOO_SOCKET_IFNAME=eth0 torchrun --nnodes 3 --nproc-per-node 1 --node-rank RANK --master-addr ADDRESS \\
             --master-port 29500 -m dpcsgp run configs/demo.toml --set graph.num_nodes=3 --out runs/three
     """
-    from dpcsgp.cli.launcher import launch_session
+    from dpcsgp.runtime.launch import launch_session
 
     check_expected(out, resume, expect_head)
     summary = launch_session(config_file, settings or [], out, processes, resume, allow_divergence, quiet=as_json)

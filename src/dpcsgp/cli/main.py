@@ -11,7 +11,7 @@ import typer
 
 from dpcsgp.cli import account, audit, benchmark, data, demo, doctor, launch, ledger, plan, report, reproduce, run
 from dpcsgp.errors import DpcsgpError
-from dpcsgp.memory import keep_freed_memory
+from dpcsgp.runtime.memory import keep_freed_memory
 
 cli = typer.Typer(
     name="dpcsgp",

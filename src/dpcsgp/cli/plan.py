@@ -92,7 +92,7 @@ def write_plan(path: Path, row: Row) -> None:
     """Write the settings of one row as TOML that `dpcsgp run` accepts."""
     from dpcsgp.config import to_toml
     from dpcsgp.errors import ConfigError
-    from dpcsgp.files import write_atomically
+    from dpcsgp.records.files import write_atomically
 
     note = f"# dpcsgp plan: {row.bytes_per_edge:,} bytes per edge, about {row.seconds:.0f} s in one process\n"
     try:

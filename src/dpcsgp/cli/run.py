@@ -41,7 +41,7 @@ def run(
 
     Started by torchrun, it trains this process's share of the nodes (see `dpcsgp launch --help`).
     """
-    from dpcsgp.cli.session import run_session
+    from dpcsgp.console.session import run_session
     from dpcsgp.network.torch_distributed import Place
 
     check_expected(out, resume, expect_head)
@@ -49,7 +49,7 @@ def run(
     if place is None:
         summary = run_session(config_file, settings or [], out, resume, allow_divergence, as_json, tensorboard)
     else:
-        from dpcsgp.cli.worker import worker_command
+        from dpcsgp.runtime.process import worker_command
 
         summary = worker_command(place, config_file, settings or [], out, resume, allow_divergence)
     if as_json and (place is None or place.rank == 0):

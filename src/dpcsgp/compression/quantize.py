@@ -31,7 +31,7 @@ from dpcsgp.compression.base import (
     wire_rows,
     write_floats,
 )
-from dpcsgp.compression.gaussian import dither_moments
+from dpcsgp.compression.error_laws import dither_moments
 from dpcsgp.compression.packing import SIGNS_OF_BYTE, pack, packed_bytes, symbol_dtype, unpack
 from dpcsgp.errors import ConfigError
 from dpcsgp.randomness import PublicRandomness

@@ -34,10 +34,10 @@ from dpcsgp.compression.base import (
     wire_rows,
     write_floats,
 )
-from dpcsgp.compression.gaussian import lloyd_max
-from dpcsgp.compression.hadamard import flip, hadamard
+from dpcsgp.compression.error_laws import lloyd_max
 from dpcsgp.compression.packing import SIGNS_OF_BYTE, pack, packed_bytes, unpack
 from dpcsgp.errors import ConfigError
+from dpcsgp.kernels.hadamard import flip, hadamard
 from dpcsgp.randomness import PublicRandomness
 
 # Longer vectors are cut into panels of at most this many coordinates, which stay in a core's cache.

@@ -1,14 +1,5 @@
 """Directed communication graphs: building them, and knowing before a run whether compressed gossip is healthy on them."""
 
-from dpcsgp.graphs.advice import (
-    StabilityReport,
-    best_mixing_rate,
-    cautious_mixing_rate,
-    classify,
-    require_stable,
-    rounds_to_halve,
-    stability_report,
-)
 from dpcsgp.graphs.analysis import Condition, GraphConstants, TheoremReport, graph_constants, theorem_report
 from dpcsgp.graphs.builders import (
     complete,
@@ -22,6 +13,15 @@ from dpcsgp.graphs.builders import (
     star,
     torus,
     undirected_ring,
+)
+from dpcsgp.graphs.mixing_rate import (
+    StabilityReport,
+    best_mixing_rate,
+    cautious_mixing_rate,
+    classify,
+    require_stable,
+    rounds_to_halve,
+    stability_report,
 )
 from dpcsgp.graphs.stability import (
     LARGEST_SPREAD,

@@ -31,7 +31,7 @@ from scipy import sparse
 from scipy.sparse.linalg import svds
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.graphs.responses import blas_threads, eigenvalues, stationary
+from dpcsgp.graphs.second_moments import blas_threads, eigenvalues, stationary
 from dpcsgp.graphs.topology import Topology
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ import numpy as np
 from scipy.sparse.linalg import eigs
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.graphs.responses import (
+from dpcsgp.graphs.second_moments import (
     EXPLICIT_NODES,
     GossipRecursion,
     Recursion,

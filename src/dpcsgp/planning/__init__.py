@@ -1,9 +1,9 @@
 """Know before you spend: whether a setting is healthy, what a run will cost, and which setting to choose."""
 
 from dpcsgp.planning.diagnosis import Diagnosis, SweepRow, diagnose, radius_curves, sweep
-from dpcsgp.planning.facts import declared_facts
 from dpcsgp.planning.outlook import Outlook
 from dpcsgp.planning.search import Limits, Plan, Row, search, search_features
+from dpcsgp.runs.facts import declared_facts
 
 __all__ = [
     "Diagnosis",

@@ -16,7 +16,6 @@ from typing import Final, final
 
 import numpy as np
 
-from dpcsgp.blueprint import build_topology
 from dpcsgp.compression import Compressor, frames, parse_compressor
 from dpcsgp.config import COMPRESSED, Config
 from dpcsgp.errors import ConfigError, UnstableError
@@ -36,6 +35,7 @@ from dpcsgp.graphs import (
     steady_state_disagreement,
     theorem_report,
 )
+from dpcsgp.runs.design import build_topology
 
 SWEEP: Final = (
     "rand:0.9", "rand:0.75", "rand:0.6", "rand:0.5", "rand:0.1",

@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
-from dpcsgp.blueprint import Blueprint, Facts, design
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, make_config
 from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.graphs import block_disagreement, block_radius, steady_state_disagreement
-from dpcsgp.planning.facts import declared_facts
 from dpcsgp.planning.outlook import Gossip, Outlook, foresee
 from dpcsgp.planning.timing import StepTimes, data_bytes, state_bytes, time_exchange, time_parts
 from dpcsgp.privacy import calibrate_noise
+from dpcsgp.runs.design import Blueprint, Facts, design
+from dpcsgp.runs.facts import declared_facts
 
 BATCH_SHARES: Final = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 2 / 3, 1.0)
 STEPS: Final = (15, 20, 30, 40, 50, 60, 70, 100, 150, 200, 300, 400)

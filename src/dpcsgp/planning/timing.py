@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from dpcsgp import training
-from dpcsgp.assembly import Data, assemble, new_run_id
-from dpcsgp.blueprint import Blueprint
 from dpcsgp.config import Config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import GaussianMechanism
-from dpcsgp.tasks.catalogue import PUBLISHED
+from dpcsgp.runs.build import Data, assemble, new_run_id
+from dpcsgp.runs.design import Blueprint
+from dpcsgp.tasks.downloads.catalogue import PUBLISHED
 
 _POOL: Final = 2000  # random examples per node; batches are drawn from them again and again
 _LONG_ENOUGH: Final = 0.4  # seconds of one gradient step after which the batch is not enlarged further

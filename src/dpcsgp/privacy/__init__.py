@@ -10,7 +10,7 @@ from dpcsgp.privacy.accounting import (
     releases_within,
 )
 from dpcsgp.privacy.budget import Budget
-from dpcsgp.privacy.clipping import ClippingEngine, clipping_engine
+from dpcsgp.privacy.clipping.engine import ClippingEngine, clipping_engine
 from dpcsgp.privacy.ledger import (
     Ledger,
     LedgerBook,

@@ -18,7 +18,6 @@ from functools import lru_cache
 from typing import Final
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.privacy.bounds import loss_distribution_epsilon
 from dpcsgp.privacy.events import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -29,8 +28,9 @@ from dpcsgp.privacy.events import (
     neighbouring_relation,
 )
 from dpcsgp.privacy.passes import OVERFLOW
+from dpcsgp.privacy.pld import loss_distribution_epsilon
 from dpcsgp.privacy.rare_losses import split_epsilon
-from dpcsgp.privacy.renyi import renyi_epsilon
+from dpcsgp.privacy.rdp import renyi_epsilon
 
 __all__ = [
     "ADD_OR_REMOVE_ONE",

@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from dpcsgp.errors import LedgerError
-from dpcsgp.files import write_atomically
 from dpcsgp.privacy.accounting import composed_epsilon
 from dpcsgp.privacy.events import ReleaseEvent
 from dpcsgp.privacy.ledger_disk import (
@@ -50,6 +49,7 @@ from dpcsgp.privacy.ledger_reading import (
     read_ledgers,
     releases_by_node,
 )
+from dpcsgp.records.files import write_atomically
 
 __all__ = [
     "Fork",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dpcsgp.errors import ModelError
 from dpcsgp.privacy.contents import Tokens, own, shared
-from dpcsgp.privacy.models import label
+from dpcsgp.privacy.model_checks import label
 from dpcsgp.randomness import torch_seed
 
 Pair = tuple[Tensor, Tensor]

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpcsgp.privacy.box_muller import add_pairs
+from dpcsgp.kernels.box_muller import add_pairs
 from dpcsgp.privacy.passes import SUM_SLACK
 from dpcsgp.randomness import PrivateRandomness
 

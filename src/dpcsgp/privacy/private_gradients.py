@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpcsgp.errors import PrivateStepError
 from dpcsgp.privacy.budget import Budget
-from dpcsgp.privacy.clipping import ClippingEngine
+from dpcsgp.privacy.clipping.engine import ClippingEngine
 from dpcsgp.privacy.ledger import LedgerBook
 from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.randomness import PrivateRandomness, torch_secrets

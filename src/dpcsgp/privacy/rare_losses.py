@@ -26,7 +26,8 @@ from typing import Final
 
 import numpy as np
 
-from dpcsgp.privacy.bounds import (
+from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE
+from dpcsgp.privacy.pld import (
     FFT_ERROR,
     MOST_COARSENINGS,
     MOST_COMPOSED,
@@ -44,7 +45,6 @@ from dpcsgp.privacy.bounds import (
     tail_per_release,
     window_of,
 )
-from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE
 
 _MOST_RATE: Final = 0.1  # above, one grid is fine enough
 _SMALL_BUCKETS: Final = 2**15

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dpcsgp.errors import ModelError
-from dpcsgp.privacy.clipping import CheckedEngine
+from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.randomness import torch_seed
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from dpcsgp.errors import ModelError
-from dpcsgp.privacy.layerwise import check_losses
+from dpcsgp.privacy.clipping.layerwise import check_losses
 from dpcsgp.privacy.memory_probes import Loss, Pair, same_bits
-from dpcsgp.privacy.models import label
+from dpcsgp.privacy.model_checks import label
 from dpcsgp.randomness import torch_seed
 
 _LAST_PLACES: Final = 4  # units in the last place of a row's largest value

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcsgp.errors import DataError
-from dpcsgp.recording import read_rows
+from dpcsgp.records.metrics import read_rows
 from dpcsgp.report.formatting import as_number
 
 Floats = NDArray[np.float64]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from dpcsgp.files import write_atomically
+from dpcsgp.records.files import write_atomically
 from dpcsgp.reproduction.grid import Cell, Done, Show, run_grid
 
 FIRST_SEED = 1  # seeds 1, 2, ... are for results; settings were chosen with others

@@ -20,7 +20,7 @@ from typing import Any, final
 
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import DpcsgpError
-from dpcsgp.recording import read_rows
+from dpcsgp.records.metrics import read_rows
 
 Show = Callable[[str, int, int], None]  # (what has just ended, how many are done, how many there are)
 
@@ -111,10 +111,10 @@ def read_done(cell: Cell, root: Path) -> Done:
 
 def run_cell(cell: Cell, path: Path) -> bool:
     """Run or continue one cell in this process; return whether it ended in its own right."""
-    from dpcsgp.blueprint import design
-    from dpcsgp.results import ResultsFolder
-    from dpcsgp.signals import StopSignal
-    from dpcsgp.simulation import simulate
+    from dpcsgp.runs.design import design
+    from dpcsgp.runs.folder import ResultsFolder
+    from dpcsgp.runtime.session import simulate
+    from dpcsgp.runtime.signals import StopSignal
 
     config, resume = cell.config, (path / "config.toml").exists()
     with StopSignal() as stop:  # Ctrl-C reaches all processes: each ends its step and writes a checkpoint
@@ -134,8 +134,8 @@ def _prepare(parent: int, num_threads: int) -> None:
 
     import torch
 
-    from dpcsgp.memory import keep_freed_memory
-    from dpcsgp.orphans import die_with
+    from dpcsgp.runtime.memory import keep_freed_memory
+    from dpcsgp.runtime.orphans import die_with
 
     die_with(parent)
     torch.set_num_threads(num_threads)
@@ -145,7 +145,7 @@ def _prepare(parent: int, num_threads: int) -> None:
 
 @lru_cache(maxsize=2)
 def _data_of(key: str, config_json: str) -> Any:
-    from dpcsgp.assembly import load_data
+    from dpcsgp.runs.build import load_data
 
     return load_data(Config.model_validate_json(config_json))
 

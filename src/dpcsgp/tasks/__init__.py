@@ -3,7 +3,7 @@
 from dpcsgp.tasks.augmentation import Augmentation, check_augmentation
 from dpcsgp.tasks.base import LossPerExample, MovableTask, Task
 from dpcsgp.tasks.classification import Classification
-from dpcsgp.tasks.datasets import load_dataset
+from dpcsgp.tasks.downloads.datasets import load_dataset
 from dpcsgp.tasks.features import compute_features, parse_features
 from dpcsgp.tasks.models import build_model
 from dpcsgp.tasks.partition import partition

@@ -18,10 +18,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.files import write_atomically
-from dpcsgp.tasks.datasets import ImageData, cache_folder
+from dpcsgp.records.files import write_atomically
+from dpcsgp.tasks.downloads.datasets import ImageData, cache_folder
+from dpcsgp.tasks.downloads.sources import Progress, no_progress
 from dpcsgp.tasks.feature_maps import FeatureMap, LowFrequencies, OrientedGradients, Pixels, Standardize
-from dpcsgp.tasks.sources import Progress, no_progress
 
 FEATURE_CHOICES: Final = "'none', 'standardize', 'dct:8', 'hog:8'"
 _VERSION: Final = 1  # part of every cached file's name: raise it when a map changes

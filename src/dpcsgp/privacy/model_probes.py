@@ -1,0 +1,309 @@
+"""Run a model and its loss before any budget is spent, and refuse what could not be private.
+
+Probes use public examples where there are some (test data), else random ones of the right shapes; never private data.
+They compare what will be released with what is promised: rows of a batch are compared bit for bit among other
+companions (`row_probes`), copies that saw other data must hold and compute the same (`memory_probes`), and `check_sums`
+asks the clipping engine itself whether the clipped sum of a batch is the sum of its examples' clipped gradients.
+
+Legend: P probe examples, D coordinates.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from dpcsgp.errors import ModelError
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy.clipping.engine import SMALLEST_CLIP, Loss, clipping_engine
+from dpcsgp.privacy.clipping.layerwise import check_losses
+from dpcsgp.privacy.memory_probes import check_memory
+from dpcsgp.privacy.model_checks import label
+from dpcsgp.privacy.row_probes import RowDependence, RowProbe, nested, watch_outputs
+from dpcsgp.randomness import torch_seed
+
+__all__ = ["RowDependence", "check_examples_independent", "check_gradients_reach", "check_sums", "row_dependences"]
+
+Pair = tuple[Tensor, Tensor]
+Sums = Callable[[Pair, float], Tensor]
+
+_NUM_EXAMPLES: Final = 11  # an unlikely length for any other axis
+_REMEMBERED: Final = 4  # rows of the batches of which nothing may be kept
+_SIZES: Final = (
+    1.0,
+    1.0,
+    30.0,
+    -30.0,
+    30.0,
+    -30.0,
+    1e-3,
+    -1.0,
+)  # of such batches: what is kept may be one bit, alike in most
+_LADDER: Final = (17, 33, 65, 129, 257, 5, 3, 2)  # just above the likely thresholds
+_SUM_SIZES: Final = (17, 65, 257)
+_SUM_TOLERANCE: Final = 1e-3
+_NO_CLIPPING: Final = 2.0**60
+# Limits of what is not needed but telling: together a few seconds on one core.
+_MOST_WORK: Final = 3e10  # multiplications of the comparisons of rows
+_MOST_SUM_WORK: Final = 1e10  # and of the sums
+_MOST_VALUES: Final = 2**26  # outputs of layers kept at a time
+_MOST_GRADIENTS: Final = 2e8  # examples x coordinates of the sums
+
+
+def check_examples_independent(
+    module: nn.Module, example_input: Tensor, public: Tensor | None = None, batch_sizes: Sequence[int] = ()
+) -> tuple[RowDependence, ...]:
+    """Refuse a model whose output for one example depends on the others, or that keeps something of what it sees.
+
+    `example_input` is one example without batch axis; only its shape and dtype are used, and rows of `public` instead of
+    random ones if given. The probe runs in training mode, in batches of P rows, of the sizes given and of others as far
+    as they are cheap. Warns about layers whose output is changed in place by the code around them.
+    Returns where one example's values differ in the last place only.
+    """
+    probe = copy.deepcopy(module).train()
+    first = _probe_batch(example_input, "first", public)
+    originals = first.clone()
+    _warn_about_in_place(probe, first.clone())
+    probe = copy.deepcopy(module).train()
+    with torch_seed(0, "model probe masks"), torch.no_grad():
+        probe(first)
+    if not torch.equal(first, originals):
+        raise ModelError(
+            "the model changes its input in place, and with it the data; write `x = x + 1` instead of `x += 1`"
+        )
+    example = example_input, example_input.new_zeros(())
+    return _check_rows(module, None, example, None if public is None else (public, public), batch_sizes)
+
+
+def _check_rows(
+    module: nn.Module, loss: Loss | None, example: Pair, public: Pair | None, batch_sizes: Sequence[int]
+) -> tuple[RowDependence, ...]:
+    """Refuse memory, then dependence between rows, at all sizes that can be afforded."""
+    batch = partial(_probe_pair, example, public=public)
+    settle = batch(_REMEMBERED, "first")
+    batches = [_resized(batch(_REMEMBERED, f"batch {number}"), size) for number, size in enumerate(_SIZES)]
+    check_memory(module, loss, settle, batches, _hostile(settle))
+    probed = copy.deepcopy(module).train()
+    steady = _without_chance(probed, batch(_NUM_EXAMPLES, "first")[0])
+    probe = RowProbe(probed, loss, batch, steady)
+    work, values = _work_per_row(steady, batch(2, "first")[0])
+    passes = 2 * (3 if loss else 1)  # backward costs twice as much as forward
+    thorough = _NUM_EXAMPLES * work * 5 * passes <= _MOST_WORK
+    probe.compare(_NUM_EXAMPLES, thorough)
+    most = _MOST_VALUES // values
+    for size in _affordable([size for size in (*batch_sizes, *_LADDER) if size <= most], _MOST_WORK / (work * passes)):
+        probe.compare(size, thorough=False)
+    return probe.found
+
+
+def row_dependences(
+    module: nn.Module, loss: Loss, example: Pair, public: Pair | None = None, rows: int = 64
+) -> tuple[RowDependence, ...]:
+    """Return where an example's values differ in the last place among other companions or in other places of `rows`.
+
+    For an engine that runs passes of one public number of rows: none found, and this shape treats rows alike.
+    Differences beyond the last places are refused.
+    """
+    probed = copy.deepcopy(module).train()
+    batch = partial(_probe_pair, example, public=public)
+    probe = RowProbe(probed, loss, batch, _without_chance(probed, batch(_NUM_EXAMPLES, "first")[0]))
+    probe.compare(rows)
+    return probe.found
+
+
+def _hostile(batch: Pair) -> Pair:
+    """Return a batch whose rows are infinite, huge, missing and denormal; whole numbers stay."""
+    inputs, targets = (part.clone() for part in batch)
+    for part in (inputs, targets):
+        if part.is_floating_point():
+            for row, value in enumerate((float("inf"), 1e30, float("nan"), 1e-40)):
+                part[row] = value
+    return inputs, targets
+
+
+def _work_per_row(module: nn.Module, two_rows: Tensor) -> tuple[float, int]:
+    """Estimate multiplications and count values that layers put out, for one row on its way forward."""
+    values, work = 2, 2.0
+
+    def count(name: str, layer: nn.Module, output: Any) -> None:
+        nonlocal values, work
+        weights = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+        for part in nested(output):
+            channels = part.shape[1 if isinstance(layer, nn.modules.conv._ConvNd) else -1]
+            values += part.numel()
+            work += 10 * part.numel() + weights * part.numel() / max(channels, 1)
+
+    with torch.no_grad():
+        watch_outputs(module, two_rows, list(module.named_modules()), count)
+    return work / 2, values // 2
+
+
+def _affordable(sizes: Sequence[int], rows: float) -> list[int]:
+    """Return the batch sizes, first come first served, that have so many rows together."""
+    chosen: list[int] = []
+    for size in dict.fromkeys(sizes):
+        if size > 1 and sum(chosen) + size <= rows:
+            chosen.append(size)
+    return chosen
+
+
+def _probe_batch(example: Tensor, purpose: str, public: Tensor | None = None, rows: int = _NUM_EXAMPLES) -> Tensor:
+    """Return rows of `public`, or random ones like `example`; whole numbers are 0 or 1, valid in any vocabulary."""
+    shape = (rows, *example.shape)
+    with torch_seed(0, f"model probe {purpose}"):
+        if public is not None:
+            return public[torch.randint(len(public), (rows,))].clone()
+        if example.is_floating_point() or example.is_complex():
+            return torch.randn(shape, dtype=example.dtype).to(example.device)
+        return torch.randint(0, 2, shape).to(example.device, example.dtype)
+
+
+def _warn_about_in_place(module: nn.Module, batch: Tensor) -> None:
+    """Warn about outputs of layers that later code writes into, such as `relu_(layer(x))`."""
+    seen: list[tuple[str, nn.Module, Tensor, int]] = []
+
+    def keep(name: str, layer: nn.Module, output: Any) -> None:
+        if not getattr(layer, "inplace", False):  # `check_model` warns about these
+            seen.extend((name, layer, part, part._version) for part in nested(output))
+
+    layers = [(name, layer) for name, layer in module.named_modules() if not list(layer.children())]
+    with torch.no_grad():
+        watch_outputs(module, batch, layers, keep)
+    if any(getattr(layer, "inplace", False) for _, layer in layers):
+        return
+    changed = dict.fromkeys(label(name, layer) for name, layer, part, version in seen if part._version != version)
+    if changed:
+        warnings.warn(
+            f"the outputs of {', '.join(changed)} are changed in place in the forward pass: gradients stay exact, but "
+            "writing `x = relu(x)` instead of `relu_(x)` is safer and costs only memory",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def check_gradients_reach(
+    module: nn.Module, loss: Loss, example: Pair, public: Pair | None = None, batch_sizes: Sequence[int] = ()
+) -> tuple[RowDependence, ...]:
+    """Refuse a model with trainable parameters that the loss does not depend on: they would only collect noise.
+
+    A loss that does not give one value per example, mixes them or remembers them is refused too. `example` is one (input,
+    target) pair without batch axis; only shapes and dtypes are used, and rows of `public` instead of random ones if given.
+    Returns where one example's loss or gradients differ in the last place only.
+    """
+    probe = copy.deepcopy(module).train()
+    inputs, targets = _probe_pair(example, _NUM_EXAMPLES, "input", public)
+    named = [(name, parameter) for name, parameter in probe.named_parameters() if parameter.requires_grad]
+    with torch_seed(0, "model probe masks"), torch.enable_grad():
+        losses = loss(probe(inputs), targets)
+    if not isinstance(losses, Tensor):
+        raise ModelError(f"loss: expected a tensor with one value per example, got {type(losses).__name__}")
+    check_losses(losses, _NUM_EXAMPLES)
+    total = losses.sum()
+    if not total.requires_grad:
+        raise ModelError("the loss does not depend on the model's parameters; check the forward pass for detach()")
+    gradients = torch.autograd.grad(total, [parameter for _, parameter in named], allow_unused=True)
+    missing = [name for (name, _), gradient in zip(named, gradients, strict=True) if gradient is None]
+    if missing:
+        raise ModelError(
+            f"model parameters {', '.join(repr(name) for name in missing)} get no gradient from the loss: they would "
+            "only collect noise; use them in the forward pass or freeze them with requires_grad_(False)"
+        )
+    found = _check_rows(module, loss, example, public, batch_sizes)
+    steady = _without_chance(module, inputs)
+    sums = _sums(steady, loss)
+    check_sums(sums, (inputs, targets))
+    room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
+    room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(steady, inputs[:2])[0])
+    for size in _affordable([size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES], room):
+        check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
+    return found
+
+
+def _probe_pair(example: Pair, rows: int, purpose: str, public: Pair | None) -> Pair:
+    """Return inputs and targets of the same rows."""
+    inputs, targets = (
+        _probe_batch(part, purpose, None if public is None else public[kind], rows) for kind, part in enumerate(example)
+    )
+    if public is None and not targets.is_floating_point():
+        both = torch.tensor([0, 1], dtype=targets.dtype).view(2, *[1] * (targets.dim() - 1))
+        targets[:2] = both[: len(targets)]  # both kinds, always
+    return inputs, targets
+
+
+def _resized(batch: Pair, size: float) -> Pair:
+    """Return the rows with inputs of another size, whole numbers as they are."""
+    inputs, targets = batch
+    return (inputs * size if inputs.is_floating_point() else inputs), targets
+
+
+def _sums(module: nn.Module, loss: Loss) -> Sums:
+    """Return a function from a batch and a clip norm to the clipped sum of the engine."""
+    models_1D = ParameterLayout.of(module).flatten(module)[None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is slow; the run says it once
+        engine = clipping_engine(module, loss)
+
+    def clipped_sum(batch: Pair, clip: float) -> Tensor:
+        inputs, targets = batch
+        present = torch.ones(1, len(inputs), dtype=torch.bool, device=inputs.device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return engine.clipped_sum(models_1D, inputs[None].clone(), targets[None], present, clip)[0]
+
+    return clipped_sum
+
+
+def check_sums(sums: Sums, batch: Pair, together: int = 1) -> None:
+    """Refuse model and loss unless the engine's clipped sum of a batch is the sum over its parts of `together` examples.
+
+    That is what bounds an example's influence, whatever layers, hooks, losses and batch sizes do.
+    """
+    clip, longest = 0.0, 0.0
+    whole_D = torch.zeros_like(sums(batch, _NO_CLIPPING), dtype=torch.float64)
+    short_D = whole_D.clone()
+    for start in range(0, len(batch[0]), together):
+        part = batch[0][start : start + together], batch[1][start : start + together]
+        gradient_D = sums(part, _NO_CLIPPING)
+        length = _norm(gradient_D)
+        shorter = max(length / together / 2, SMALLEST_CLIP) if length else 0.0
+        clip, longest = clip or shorter, max(longest, length)
+        whole_D += gradient_D
+        # Single examples are clipped by hand: that tests the clipping as well as the sum.
+        if together > 1 and clip:
+            gradient_D, length = sums(part, clip), clip
+        short_D += gradient_D * min(1.0, clip / max(length, 1e-30))
+    _refuse_difference(sums(batch, _NO_CLIPPING) - whole_D, longest * len(batch[0]))
+    if clip:
+        _refuse_difference(sums(batch, clip) - short_D, clip * len(batch[0]))
+
+
+def _norm(vector_D: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector_D, dtype=torch.float64))
+
+
+def _refuse_difference(difference_D: Tensor, size: float) -> None:
+    """Refuse if the whole is not the sum of its parts."""
+    if not _norm(difference_D) <= _SUM_TOLERANCE * size + 1e-30:
+        raise ModelError(
+            "loss or model: the gradient of a batch is not the sum of the gradients of its examples. Something depends on "
+            "the other examples or on how many there are (a mean over the batch, a recurrent layer without "
+            "batch_first=True), so no example has a gradient of its own; divide by public constants and treat examples one "
+            "by one"
+        )
+
+
+def _without_chance(module: nn.Module, inputs: Tensor) -> nn.Module:
+    """Return a copy in train() mode if that repeats itself on the same inputs, else in eval() mode (Dropout and the like)."""
+    copied = copy.deepcopy(module).train()
+    traces: list[list[Tensor]] = []
+    for purpose in ("one", "other"):
+        with torch_seed(0, f"model probe chance {purpose}"), torch.no_grad():
+            traces.append([part.detach() for part in nested(copied(inputs))])
+    repeats = all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(*traces, strict=True))
+    return copied if repeats else copied.eval()

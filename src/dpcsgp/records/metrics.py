@@ -1,0 +1,84 @@
+"""What a run writes down: one JSON line per evaluation, and a summary at the end.
+
+Only values that are public or post-processing of released messages are recorded: never a training loss, a gradient
+norm, the clipped fraction, a drawn batch size or an index, because nobody accounted for them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dpcsgp.errors import DataError
+from dpcsgp.records.files import write_atomically
+
+
+class Recorder:
+    """Appends rows to `metrics.jsonl` and keeps them for whoever watches the run."""
+
+    def __init__(self, folder: Path | None, part: int = 0, num_parts: int = 1) -> None:
+        self.rows: list[dict[str, Any]] = []
+        name = "metrics.jsonl" if num_parts == 1 else f"metrics.part-{part}-of-{num_parts}.jsonl"
+        self._path = folder / name if folder else None
+
+    def keep_until(self, step: int) -> None:
+        """Go on after a resume: keep the rows up to this step, drop what the lost steps wrote."""
+        if self._path is None or not self._path.exists():
+            return
+        try:
+            self.rows = [row for row in read_rows(self._path) if row["step"] <= step and not row.get("final")]
+        except (KeyError, TypeError, AttributeError):
+            raise DataError(f"{self._path} holds a row without a step; the results folder is damaged") from None
+        write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row."""
+        self.rows.append(dict(row))
+        if self._path is not None:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(plain(row)) + "\n")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read `metrics.jsonl`; a torn last line (a crash while writing) is left out."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError):
+            if number < len(lines):
+                raise DataError(f"{path}, line {number} is not JSON; the results folder is damaged") from None
+    return rows
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically; infinities become null-safe strings."""
+    write_atomically(path, (json.dumps(plain(value), indent=2) + "\n").encode())
+
+
+def plain(value: Any) -> Any:
+    """Return the value in strict JSON terms: inf and nan become strings."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def environment() -> dict[str, Any]:
+    """Describe the software that ran, without names of people or machines."""
+    packages = ["dpcsgp", "torch", "numpy", "scipy", "networkx", "dp-accounting", "cryptography", "safetensors"]
+    return {
+        "python": sys.version.split()[0],
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": {name: version(name) for name in packages},
+    }

@@ -1,0 +1,267 @@
+"""From settings to the checked design of a run; every check comes before any budget is spent.
+
+Only public facts are needed (settings, declared sizes, shapes), so planning uses it too; `assembly` adds data, secret keys
+and files.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpcsgp import graphs
+from dpcsgp.algorithms import DPCSGP, DPSGD, SGP, Algorithm, ChocoSGD, DPBlock, LinearDecay, Local, Schedule
+from dpcsgp.compression import Compressor, parse_compressor
+from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
+from dpcsgp.errors import ConfigError, UnstableError
+from dpcsgp.graphs import (
+    LARGEST_SPREAD,
+    Topology,
+    best_mixing_rate,
+    block_radius,
+    block_spread,
+    metropolis_weights,
+    mixing_radius,
+    require_stable,
+)
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy import (
+    GaussianMechanism,
+    calibrate_noise,
+    paper_noise_multiplier,
+)
+from dpcsgp.privacy.model_checks import check_model
+from dpcsgp.randomness import torch_seed
+from dpcsgp.tasks import (
+    build_model,
+    check_augmentation,
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is public about the data: shapes, and each node's declared number of examples (0 classes: own module)."""
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    num_examples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A checked design of a run, from public facts alone."""
+
+    config: Config
+    facts: Facts
+    topology: Topology
+    module: nn.Module
+    anchor_D: Tensor
+    algorithm: Algorithm[Any]
+    polish: Algorithm[Any]
+    mechanism: GaussianMechanism
+    mixing_rate: float | None
+    mixing_radius: float | None
+
+    @property
+    def dim(self) -> int:
+        """Number of trained coordinates."""
+        return self.anchor_D.numel()
+
+    @property
+    def rounds(self) -> int:
+        """Exchanges during the gradient steps."""
+        return self.config.algorithm.steps // self.config.algorithm.gossip_every
+
+    def bytes_per_edge(self) -> int:
+        """Predict the bytes that a complete run puts on one edge."""
+        polish_rounds = self.config.algorithm.polish_rounds
+        before = self.polish.wire_bytes(self.dim, self.rounds)
+        polish = self.polish.wire_bytes(self.dim, self.rounds + polish_rounds) - before
+        return self.algorithm.wire_bytes(self.dim, self.rounds) + polish
+
+    def paper_bits(self, rounds: int, polished: int) -> int:
+        """Return the bits per edge by the formulas of the literature."""
+        before = self.polish.paper_bits(self.dim, rounds)
+        return (
+            self.algorithm.paper_bits(self.dim, rounds) + self.polish.paper_bits(self.dim, rounds + polished) - before
+        )
+
+
+def build_topology(config: Config) -> Topology:
+    """Build the graph; undirected methods get its undirected version with Metropolis weights."""
+    settings = config.graph
+    if config.algorithm.name == "dp-sgd":
+        return graphs.complete(1)
+    builders: dict[str, Callable[[], Topology]] = {
+        "directed_exponential": lambda: graphs.directed_exponential(settings.num_nodes),
+        "directed_ring": lambda: graphs.directed_ring(settings.num_nodes),
+        "undirected_ring": lambda: graphs.undirected_ring(settings.num_nodes),
+        "complete": lambda: graphs.complete(settings.num_nodes),
+        "torus": lambda: graphs.torus(settings.num_nodes),
+        "star": lambda: graphs.star(settings.num_nodes),
+        "random_digraph": lambda: graphs.random_digraph(settings.num_nodes, settings.edge_probability, settings.seed),
+        "edges": lambda: graphs.from_edges_file(Path(settings.edges_file), settings.num_nodes),
+    }
+    topology = builders[settings.name]()
+    return metropolis_weights(topology) if config.algorithm.name in UNDIRECTED else topology
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not know or cannot see here."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise ConfigError(f"run.device = {name!r}: no such device; try 'cpu' or 'cuda'") from None
+    if kind != "cpu" and not (kind == "cuda" and torch.cuda.is_available()):
+        raise ConfigError(f"run.device = {name!r}: torch sees no such device on this machine; set run.device = 'cpu'")
+
+
+def refuse_own(config: Config) -> None:
+    """Refuse settings whose model and data only a script knows."""
+    if config.task.name == "own":
+        raise ConfigError(
+            'task.name = "own": model and data of this run live in a Python script; run that script '
+            "(dpcsgp.train(..., resume=True) continues a run), or choose one of mnist, fashion_mnist, cifar10, digits"
+        )
+
+
+def design(config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None) -> Blueprint:
+    """Check everything that can be checked without data and return the parts; `module` is the user's own, if any."""
+    check_device(config.run.device)
+    topology = build_topology(config)
+    compressor = parse_compressor(config.compression.spec)
+    polish_compressor = parse_compressor(config.algorithm.polish_compression or config.compression.spec)
+    check_augmentation(config.task.augmentation, facts.input_shape)
+    if module is None:
+        refuse_own(config)
+        with torch_seed(config.run.seed, "initial model"):
+            module = build_model(config.task.model, facts.input_shape, facts.num_classes)
+    check_model(module)
+    _warn_about_delta(config, facts.num_examples)
+    anchor_D = ParameterLayout.of(module).flatten(module)
+    rate, radius = _mixing(config, topology, compressor, anchor_D.numel(), allow_divergence)
+    algorithm = build_algorithm(config, compressor, rate)
+    return Blueprint(
+        config, facts, topology, module, anchor_D, algorithm,
+        _polish_algorithm(config, algorithm, polish_compressor, topology, anchor_D.numel()),
+        build_mechanism(config, facts.num_examples), rate, radius,
+    )  # fmt: skip
+
+
+def _warn_about_delta(config: Config, num_examples: Sequence[int]) -> None:
+    """Warn where delta alone would allow to publish an example of a node now and then."""
+    deltas = per_node(config.privacy.delta, len(num_examples))
+    for node, (delta, total) in enumerate(zip(deltas, num_examples, strict=True)):
+        if total and delta * total >= 1 and config.privacy.noise != "none":
+            warnings.warn(
+                f"privacy.delta = {delta:g} for the {total} examples of node {node}: a mechanism that publishes one of them outright "
+                f"would satisfy it; choose delta well below {1 / total:.2g}",
+                stacklevel=3,
+            )
+            return
+
+
+def _mixing(
+    config: Config, topology: Topology, compressor: Compressor, dim: int, allow_divergence: bool
+) -> tuple[float | None, float | None]:
+    if config.algorithm.name == "dp-block":
+        _check_blocks(config, topology, dim, allow_divergence)
+    if config.algorithm.name not in COMPRESSED:
+        return None, None
+    wanted = config.algorithm.mixing_rate
+    rate = best_mixing_rate(topology, compressor, dim) if wanted == "auto" else wanted
+    if not allow_divergence:
+        try:
+            require_stable(topology, compressor, rate, dim)
+        except UnstableError as error:
+            raise UnstableError(f"{error} To run it all the same: --allow-divergence") from None
+    return rate, mixing_radius(topology, compressor, rate, dim)
+
+
+def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence: bool) -> None:
+    """Refuse quantised blocks whose disagreement grows; warn of those that leave the nodes far apart or have no law."""
+    settings = config.algorithm
+    specs = {"compression.spec": config.compression.spec}
+    if settings.polish_compression and settings.polish_rounds:
+        specs["algorithm.polish_compression"] = settings.polish_compression
+    for field, spec in specs.items():
+        compressor = parse_compressor(spec)
+        radius = block_radius(topology, compressor, settings.num_blocks, dim, settings.block_order)
+        spread = block_spread(topology, compressor, settings.num_blocks, dim)
+        where = f"{field} = {spec!r} with algorithm.name = 'dp-block' on graph {topology.name!r}"
+        remedy = "use 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
+        if radius >= 1.0 and not allow_divergence:
+            raise UnstableError(
+                f"{where}: the disagreement grows by a factor of {radius:.4f} a round; {remedy}. To run it all the same: "
+                "--allow-divergence"
+            )
+        if not spread <= LARGEST_SPREAD:
+            law = "no law says how far apart the nodes stay" if math.isnan(spread) else f"nodes stay {spread:.0%} apart"
+            warnings.warn(
+                f"{where}: {law}, because whole values are compressed and not differences; {remedy}", stacklevel=4
+            )
+
+
+def build_algorithm(config: Config, compressor: Compressor, mixing_rate: float | None) -> Algorithm[Any]:
+    """Return the method that the settings name."""
+    settings = config.algorithm
+    rate: Schedule = LinearDecay(settings.learning_rate, settings.learning_rate_decay, settings.steps)
+    if settings.name in ("dp-sgp", "sgp"):
+        return SGP(rate)
+    if settings.name in ("dp2sgd", "d-psgd"):
+        return DPSGD(rate)
+    if settings.name in ("local", "dp-sgd"):
+        return Local(rate)
+    if settings.name == "dp-block":
+        return DPBlock(rate, settings.num_blocks, settings.block_order, compressor)
+    assert mixing_rate is not None
+    method = {"dp-csgp": DPCSGP, "local-then-average": DPCSGP, "choco-sgd": ChocoSGD}[settings.name]
+    return method(compressor, rate, mixing_rate)
+
+
+def _polish_algorithm(
+    config: Config, algorithm: Algorithm[Any], compressor: Compressor, topology: Topology, dim: int
+) -> Algorithm[Any]:
+    if isinstance(algorithm, DPCSGP | ChocoSGD) and config.algorithm.polish_compression:
+        return replace(algorithm, compressor=compressor, mixing_rate=best_mixing_rate(topology, compressor, dim))
+    if isinstance(algorithm, DPBlock) and config.algorithm.polish_compression:
+        return replace(algorithm, compressor=compressor)
+    return algorithm
+
+
+def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMechanism:
+    """Calibrate each node's noise for its own budget, data and batch size."""
+    privacy, num_nodes = config.privacy, len(num_examples)
+    batches = tuple(
+        max(1, total // 3) if batch == "auto" else batch
+        for batch, total in zip(per_node(privacy.expected_batch_size, num_nodes), num_examples, strict=True)
+    )
+    # Constructed once without noise: a batch larger than the data is refused before the accountant is asked.
+    quiet = GaussianMechanism(privacy.clip_norm, (0.0,) * num_nodes, batches, tuple(num_examples), privacy.sampling)
+    if privacy.noise == "none":
+        return quiet
+    rows = zip(
+        per_node(privacy.epsilon, num_nodes), per_node(privacy.delta, num_nodes), batches, num_examples, strict=True
+    )
+    return replace(quiet, noise_multipliers=tuple(_noise_multiplier(config, *row) for row in rows))
+
+
+def _noise_multiplier(config: Config, epsilon: float, delta: float, batch: int, total: int) -> float:
+    if total == 0:
+        return 0.0
+    if config.privacy.noise == "paper":
+        return paper_noise_multiplier(epsilon, delta, config.algorithm.steps, total, config.privacy.c2) * batch
+    return calibrate_noise(
+        epsilon=epsilon,
+        delta=delta,
+        sampling_rate=batch / total,
+        steps=config.algorithm.steps + config.privacy.replay_reserve,
+        sampling=config.privacy.sampling,
+    )

@@ -1,0 +1,45 @@
+"""What is public about a task before anybody opens its data: shapes, classes, and declared numbers of examples."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from dpcsgp.runs.design import Facts, refuse_own
+from dpcsgp.config import Config
+from dpcsgp.errors import ConfigError
+from dpcsgp.tasks import parse_features
+from dpcsgp.tasks.downloads.catalogue import PUBLISHED
+
+DIGITS_SHAPE: Final = (1500, 1, 8, 8)  # training images of `digits`, inside scikit-learn: no catalogue
+DIGITS_CLASSES: Final = 10
+
+
+def declared_facts(config: Config, num_examples: int | None = None) -> Facts:
+    """Return shapes and sizes from the catalogue; `num_examples` per node replaces an even share of the published ones.
+
+    Only the catalogue is read, never a data file. Sizes are those of an even split: a skewed partition's are not known
+    without labels.
+
+    >>> declared_facts(Config()).num_examples[:2]
+    (6000, 6000)
+    """
+    refuse_own(config)
+    name = config.task.name
+    if name == "digits":
+        (total, *image), classes = DIGITS_SHAPE, DIGITS_CLASSES
+    else:
+        published = PUBLISHED[name]
+        (total, *image), classes = published.shapes.train_images, published.num_classes
+    num_nodes = 1 if config.algorithm.name == "dp-sgd" else config.graph.num_nodes
+    if num_examples is not None and num_examples < 1:
+        raise ConfigError(f"--num-examples {num_examples}: expected at least 1 example per node")
+    if num_examples is None and total < num_nodes:
+        raise ConfigError(f"graph.num_nodes = {num_nodes}: {name} has {total} examples; use at most {total} nodes")
+    extra = 0 if num_examples is not None else total % num_nodes
+    share = num_examples if num_examples is not None else total // num_nodes
+    sizes = tuple(share + (node < extra) for node in range(num_nodes))
+    channels, height, width = image
+    shape = parse_features(config.task.features).output_shape((channels, height, width))
+    assert math.prod(shape) > 0
+    return Facts(tuple(shape), classes, sizes)

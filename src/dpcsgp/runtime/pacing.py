@@ -1,0 +1,94 @@
+"""How far apart the processes of a run can be, and how they stop at the same step in spite of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dpcsgp import training
+from dpcsgp.network.agreed import whole
+from dpcsgp.network.board import Board
+from dpcsgp.network.health import STOP_ASKED, Health
+from dpcsgp.network.torch_distributed import largest_lead
+from dpcsgp.runs.design import Blueprint
+from dpcsgp.runtime.signals import StopSignal
+
+MEETING_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The most steps by which one process can be ahead of another.
+
+    An exchange in every step bounds the lead by itself. Where processes exchange more rarely or not at all, they meet
+    every `meet_every` steps at the store.
+    """
+
+    lead: int
+    meet_every: int = 0
+
+    @classmethod
+    def of(cls, blueprint: Blueprint) -> Pace:
+        """Return the pace of a run."""
+        exchanges = blueprint.algorithm.wire_bytes(blueprint.dim, 1) > 0
+        if exchanges and blueprint.config.algorithm.gossip_every == 1:
+            return cls(largest_lead(blueprint.topology))
+        return cls(MEETING_STEPS, MEETING_STEPS)
+
+    def snapshots_to_keep(self, checkpoint_every: int) -> int:
+        """Return how many snapshots each process keeps, so that all processes have one step in common at any moment.
+
+        The slowest process may be writing the snapshot that the fastest wrote `lead` steps ago, and may fail at it.
+        """
+        return 2 + (-(-self.lead // checkpoint_every) if checkpoint_every else 0)
+
+    def meet(self, network: training.TrainingNetwork, step: int) -> None:
+        """Wait for the others where the exchanges do not."""
+        if self.meet_every and step % self.meet_every == 0:
+            network.agree(f"step {step}", True)
+
+
+class AgreedStop:
+    """Makes all processes stop at the same step, without a word from the store in a step that nobody wants to stop at.
+
+    1. Who is asked to stop says so (`stop asked`); the others learn it from the thread that beats.
+    2. Who knows of it says that it listens (`stop heard/RANK`), and asks the store before every step from then on.
+    3. Once all listen, rank 0 names a step that nobody can have passed (`stop at`) before it makes its own next one.
+       Nobody makes a step that rank 0 is more than `lead` behind, so everybody reads it in time.
+    """
+
+    def __init__(self, board: Board, world_size: int, health: Health, stop: StopSignal, pace: Pace) -> None:
+        self._board, self._health, self._stop = board, health, stop
+        self._margin = pace.lead + 1
+        self._deaf = set(range(1, world_size))  # ranks that rank 0 has not heard of yet
+        self._listening = False
+        self._stop_at: int | None = None
+
+    def is_set(self, step: int) -> bool:
+        """Say whether the run ends before this step."""
+        asked = self._stop.is_set(step)
+        if not self._listening and (asked or self._health.stop_asked):
+            self._listen(step)
+        if self._listening and self._stop_at is None:
+            self._stop_at = self._named(step)
+        return self._stop_at is not None and step >= self._stop_at
+
+    def _listen(self, step: int) -> None:
+        self._board.put(STOP_ASKED, True)
+        self._board.put(f"stop heard/{self._board.rank}", step)
+        self._listening = True
+
+    def _named(self, step: int) -> int | None:
+        """Return the step at which all stop, None while it is open."""
+        if self._board.rank:
+            note = self._board.look("stop at", 0, _step_fault)
+            return note.value if note else None
+        self._deaf -= {rank for rank in self._deaf if self._board.peek(f"stop heard/{rank}", rank, _step_fault)}
+        if self._deaf:
+            return None
+        self._board.put("stop at", step + self._margin)
+        return step + self._margin
+
+
+def _step_fault(value: Any) -> str | None:
+    return None if whole(value) else "a step"
