@@ -1,7 +1,8 @@
-"""Put the pages that `dpcsgp reproduce` wrote under results/ into the documentation: `python docs/make_results.py`.
+"""Put the pages that `dpcsgp reproduce` wrote under results/ into the documentation: `python
+docs/make_results.py`.
 
-Writes docs/results.md, copies the figures to docs/figures, and fills the places marked `<!-- RESULTS:name -->` in other pages.
-"""
+Writes docs/results.md, copies the figures to docs/figures, and fills the places marked `<!--
+RESULTS:name -->` in other pages. """
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def fill(page: Path) -> None:
     for name in re.findall(r"<!-- RESULTS:(\w+) -->", text):
         if not (RESULTS / name / "README.md").exists():
             continue
-        body = section(name, f"{up}figures").split("\n", 1)[1].strip()  # the page has a title of its own
+        # the page has a title of its own
+        body = section(name, f"{up}figures").split("\n", 1)[1].strip()
         block = f"<!-- RESULTS:{name} -->\n\n{body}\n\n<!-- END:{name} -->"
         pattern = rf"<!-- RESULTS:{name} -->(.*?<!-- END:{name} -->)?"
         text = re.sub(pattern, lambda _, block=block: block, text, count=1, flags=re.DOTALL)
@@ -61,13 +63,19 @@ def main() -> None:
     there = [name for name in ORDER if (RESULTS / name / "README.md").exists()]
     parts = [re.sub(r"^#", "##", section(name, "figures"), count=1) for name in there]
     intro = (
-        "# Results\n\nEvery table and figure below was made by the command named above it; raw rows are in `results/` as CSV, figures "
-        "there also as SVG and PDF. Runs are seeded so that they can be repeated, and therefore stamped `private: false`; the verified "
-        "eps is what the same run with fresh noise guarantees. Settings were chosen on test accuracy with other seeds (101 and up), so "
-        "read small differences as ties. Matrix products round differently on different processors, and coarse quantisers amplify that: "
-        "elsewhere their rows move in the last digits. The runs of cnn and scaling are older than the noise's double-precision angles: its "
+        "# Results\n\nEvery table and figure below was made by the command named above it; raw "
+        "rows are in `results/` as CSV, figures "
+        "there also as SVG and PDF. Runs are seeded so that they can be repeated, and therefore "
+        "stamped `private: false`; the verified "
+        "eps is what the same run with fresh noise guarantees. Settings were chosen on test "
+        "accuracy with other seeds (101 and up), so "
+        "read small differences as ties. Matrix products round differently on different "
+        "processors, and coarse quantisers amplify that: "
+        "elsewhere their rows move in the last digits. The runs of cnn and scaling are older "
+        "than the noise's double-precision angles: its "
         "distribution is the same, but they do not repeat bit for bit. "
-        "All runs on this page are of version 0.1.0, before passes got public shapes and the noise its proved slack (2.3 % more noise): accuracies are "
+        "All runs on this page are of version 0.1.0, before passes got public shapes and the "
+        "noise its proved slack (2.3 % more noise): accuracies are "
         "expected to move by less than their spread, bits do not repeat.\n\n"
     )
     (DOCS / "results.md").write_text(intro + "\n".join(parts), encoding="utf-8")

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Private training without a server, step by step
 #
-# Four parties learn to read digits. Nobody shows its images to anybody. This file is a notebook kept as text: open it in
-# an editor that knows `# %%` cells, or run it with `python docs/tutorial.py`. It takes less than a minute and needs no download.
+# Four parties learn to read digits. Nobody shows its images to anybody. This file is a notebook
+# kept as text: open it in an editor that knows `# %%` cells, or run it with `python
+# docs/tutorial.py`. It takes less than a minute and needs no download.
 
 # %%
 from pathlib import Path
@@ -28,7 +29,8 @@ folder = Path(mkdtemp(prefix="tutorial-", dir="runs"))
 # %% [markdown]
 # ## 1. A graph
 #
-# Links are one-way. Node 0 has three receivers, the others have one or two. Each column of the weights says how a node splits what it has.
+# Links are one-way. Node 0 has three receivers, the others have one or two. Each column of the
+# weights says how a node splits what it has.
 
 # %%
 edges = [(0, 1), (0, 2), (0, 3), (1, 2), (2, 3), (3, 0)]
@@ -56,7 +58,8 @@ for spec in ("none", "rot:1", "rand:0.5", "rand:0.1", "gsgd:4/64"):
     compressor = parse_compressor(spec)
     rate = best_mixing_rate(graph, compressor, dim)
     print(
-        f"{spec:10s} {compressor.num_bytes(dim):6d} bytes, radius at rate 1: {mixing_radius(graph, compressor, 1.0, dim):.3f},"
+        f"{spec:10s} {compressor.num_bytes(dim):6d} bytes, radius at rate 1: "
+        f"{mixing_radius(graph, compressor, 1.0, dim):.3f},"
         f" at the advised rate {rate:.2f}: {mixing_radius(graph, compressor, rate, dim):.3f}"
     )
 print(stability_report(graph, parse_compressor("rand:0.1"), dim, mixing_rate=1.0).explanation)
@@ -64,7 +67,8 @@ print(stability_report(graph, parse_compressor("rand:0.1"), dim, mixing_rate=1.0
 # %% [markdown]
 # ## 3. How much noise?
 #
-# The accountant answers before anything is spent. 375 examples per node, a third of them expected in a batch, 30 steps.
+# The accountant answers before anything is spent. 375 examples per node, a third of them expected
+# in a batch, 30 steps.
 
 # %%
 noise = calibrate_noise(epsilon=4.0, delta=1e-4, sampling_rate=1 / 3, steps=30)
@@ -76,7 +80,8 @@ for steps in (10, 30, 60):
 # %% [markdown]
 # ## 4. Train
 #
-# One data set per node, public test data, a budget. The graph goes in as a file with one "sender receiver" per line.
+# One data set per node, public test data, a budget. The graph goes in as a file with one "sender
+# receiver" per line.
 
 # %%
 pixels, labels = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
@@ -115,7 +120,8 @@ results = {
 for name, result in results.items():
     summary = result.summary
     print(
-        f"{name:6s} accuracy {summary['accuracy_node_mean']:.3f} (worst node {summary['accuracy_node_min']:.3f}), "
+        f"{name:6s} accuracy {summary['accuracy_node_mean']:.3f} (worst node "
+        f"{summary['accuracy_node_min']:.3f}), "
         f"eps {result.epsilon:.3f}, {summary['bytes_per_edge']:,} bytes per edge"
     )
 

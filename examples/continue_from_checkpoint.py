@@ -1,9 +1,10 @@
-"""Stop in the middle, go on later: the ledger goes on too, so that the budget holds for both parts together.
+"""Stop in the middle, go on later: the ledger goes on too, so that the budget holds for both parts
+together.
 
     python examples/continue_from_checkpoint.py --out runs/continued
 
-Here `should_stop` ends the first part; Ctrl-C, a crash or a power cut leave a folder that is continued the same way.
-"""
+Here `should_stop` ends the first part; Ctrl-C, a crash or a power cut leave a folder that is
+continued the same way."""
 
 import argparse
 
@@ -32,14 +33,17 @@ arguments = {
 
 first = dpcsgp.train(**arguments, should_stop=lambda step: step == 8)
 print(
-    f"{first.summary['stopped_because']}: eps {first.epsilon:.3f}, accuracy {first.summary['accuracy_node_mean']:.3f}"
+    f"{first.summary['stopped_because']}: eps {first.epsilon:.3f}, accuracy "
+    f"{first.summary['accuracy_node_mean']:.3f}"
 )
 second = dpcsgp.train(**arguments, resume=True)
 print(
-    f"{second.summary['stopped_because']}: eps {second.epsilon:.3f}, accuracy {second.summary['accuracy_node_mean']:.3f}"
+    f"{second.summary['stopped_because']}: eps {second.epsilon:.3f}, accuracy "
+    f"{second.summary['accuracy_node_mean']:.3f}"
 )
 print(f"releases per node: {second.summary['releases']}")
 model = dpcsgp.load_model(out, arguments["model"])
 print(
-    f"accuracy of the stored model: {float((model(table[450:].float()).argmax(1) == labels[450:]).float().mean()):.3f}"
+    "accuracy of the stored model: "
+    f"{float((model(table[450:].float()).argmax(1) == labels[450:]).float().mean()):.3f}"
 )

@@ -1,10 +1,10 @@
-"""Your own convolutional network with GroupNorm: four nodes learn 8 x 8 digits from shifted views of their images.
+"""Your own convolutional network with GroupNorm: four nodes learn 8 x 8 digits from shifted views
+of their images.
 
     python examples/own_image_model.py [--out FOLDER]
 
-The data are scikit-learn's digits. Each example's gradient is averaged over two random views before it is clipped,
-which costs time but no privacy. Takes a few seconds.
-"""
+The data are scikit-learn's digits. Each example's gradient is averaged over two random views before
+it is clipped, which costs time but no privacy. Takes a few seconds."""
 
 import argparse
 
@@ -21,7 +21,8 @@ out = parser.parse_args().out
 
 
 class Digits(Dataset[tuple[Tensor, int]]):
-    """Some of the digits, as any map-style dataset would give them: an image (1, 8, 8) and its label."""
+    """Some of the digits, as any map-style dataset would give them: an image (1, 8, 8) and its
+    label."""
 
     def __init__(self, numbers: range) -> None:
         self.numbers = numbers
@@ -38,7 +39,9 @@ class Digits(Dataset[tuple[Tensor, int]]):
 torch.manual_seed(0)
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1),
-    nn.GroupNorm(4, 16),  # BatchNorm mixes examples: dpcsgp.train refuses it and shows what to write instead
+    nn.GroupNorm(
+        4, 16
+    ),  # BatchNorm mixes examples: dpcsgp.train refuses it and shows what to write instead
     nn.ReLU(),
     nn.MaxPool2d(2),
     nn.Conv2d(16, 32, 3),
@@ -58,7 +61,9 @@ result = dpcsgp.train(
         "algorithm.learning_rate": 2.0,
         "algorithm.steps": 40,
     },
-    on_evaluation=lambda row: print(f"step {row['step']:3d}  accuracy {row['accuracy_node_mean']:.3f}"),
+    on_evaluation=lambda row: print(
+        f"step {row['step']:3d}  accuracy {row['accuracy_node_mean']:.3f}"
+    ),
     out=out,
 )
 print(result)

@@ -1,4 +1,5 @@
-"""Your own model on a table: five clinics of unequal size learn together to tell malignant from benign tumours.
+"""Your own model on a table: five clinics of unequal size learn together to tell malignant from
+benign tumours.
 
     python examples/own_tabular_model.py [--out FOLDER]
 
@@ -18,7 +19,9 @@ parser.add_argument("--out", default=None, help="results folder; default: a new 
 out = parser.parse_args().out
 
 table, labels = (torch.as_tensor(part) for part in load_breast_cancer(return_X_y=True))
-table = (table.log1p() - table.log1p().mean(0)) / table.log1p().std(0)  # for real data: use published means instead
+table = (table.log1p() - table.log1p().mean(0)) / table.log1p().std(
+    0
+)  # for real data: use published means instead
 order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))
 *clinics, test = order.split([60, 80, 90, 100, 120, 119])
 
@@ -34,6 +37,12 @@ result = dpcsgp.train(
     out=out,
 )
 summary = result.summary
-print(f"accuracy {summary['accuracy_node_mean']:.3f}, average model {summary['accuracy_average_model']:.3f}")
-print(f"verified eps {result.epsilon:.3f} at delta {summary['delta']:g}, {summary['bytes_per_edge']:,} bytes per edge")
+print(
+    f"accuracy {summary['accuracy_node_mean']:.3f}, average model "
+    f"{summary['accuracy_average_model']:.3f}"
+)
+print(
+    f"verified eps {result.epsilon:.3f} at delta {summary['delta']:g}, "
+    f"{summary['bytes_per_edge']:,} bytes per edge"
+)
 print(f"results: {result.folder}")

@@ -1,21 +1,24 @@
-"""Three hosts with addresses of their own train together, on one machine: network namespaces joined by a virtual switch.
+"""Three hosts with addresses of their own train together, on one machine: network namespaces joined
+by a virtual switch.
 
-    sudo .venv/bin/python examples/three_hosts.py [--set section.key=value]... [--out FOLDER] [--json]
+    sudo .venv/bin/python examples/three_hosts.py [--set section.key=value]... [--out FOLDER]
+    [--json]
 
-Each host runs the line that a real machine would run (torchrun, one process, its own results folder: no shared disk).
-At the end the bytes that the program reports are compared with what the operating system counted on each host's network
-interface. Needs Linux, root and iproute2; all traffic stays inside the namespaces, which are removed at the end.
+Each host runs the line that a real machine would run (torchrun, one process, its own results
+folder: no shared disk). At the end the bytes that the program reports are compared with what the
+operating system counted on each host's network interface. Needs Linux, root and iproute2; all
+traffic stays inside the namespaces, which are removed at the end.
 
-What the counters hold beside the frames, per host and direction (MTU 1500, Ethernet header included, no offloading):
+What the counters hold beside the frames, per host and direction (MTU 1500, Ethernet header
+included, no offloading):
 
     every segment   66 bytes of headers (Ethernet 14, IPv4 20, TCP with time stamps 32) for at most 1448 bytes of data
     every frame     48 bytes of gloo's own in front of it, and a notice of 48 bytes back in a segment of its own (a model:
                     measured were 90 bytes a frame, both directions together)
     acknowledgement 66 bytes for every second segment received
 
-Start-up, heartbeats, progress and the closing results travel too; they do not grow with the messages and are not
-modelled.
-"""
+Start-up, heartbeats, progress and the closing results travel too; they do not grow with the
+messages and are not modelled."""
 
 from __future__ import annotations
 
@@ -61,9 +64,23 @@ def hosts() -> Iterator[list[str]]:
         ip("-n", switch, "link", "set", "br0", "up")
         for number, name in enumerate(names):
             port = f"port{number}"
-            ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip(
+                "-n",
+                switch,
+                "link",
+                "add",
+                port,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                name,
+            )
             ip("-n", switch, "link", "set", port, "master", "br0", "up")
-            # One segment at a time, as on a cable: otherwise the counters see 64 KB at once and few headers.
+            # One segment at a time, as on a cable: otherwise the counters see 64 KB at once and few
+            # headers.
             ip("-n", name, "link", "set", "eth0", "gso_max_segs", "1")
             ip("-n", name, "address", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
@@ -75,9 +92,24 @@ def hosts() -> Iterator[list[str]]:
 
 def start(name: str, rank: int, settings: Sequence[str], out: Path) -> subprocess.Popen[str]:
     """Start on one host what a real machine would run."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(HOSTS), "--nproc-per-node", "1"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        str(HOSTS),
+        "--nproc-per-node",
+        "1",
+    ]
     torchrun += ["--node-rank", str(rank), "--master-addr", "10.77.0.1", "--master-port", "29500"]
-    words = ["-m", "dpcsgp", "run", *(word for value in settings for word in ("--set", value)), "--out", str(out)]
+    words = [
+        "-m",
+        "dpcsgp",
+        "run",
+        *(word for value in settings for word in ("--set", value)),
+        "--out",
+        str(out),
+    ]
     return subprocess.Popen(
         ["ip", "netns", "exec", name, *torchrun, *words],
         env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
@@ -89,11 +121,16 @@ def start(name: str, rank: int, settings: Sequence[str], out: Path) -> subproces
 def sent_bytes(name: str) -> int:
     """Return what the operating system counted as sent by a host."""
     path = "/sys/class/net/eth0/statistics/tx_bytes"
-    return int(subprocess.run(["ip", "netns", "exec", name, "cat", path], capture_output=True, text=True).stdout)
+    return int(
+        subprocess.run(
+            ["ip", "netns", "exec", name, "cat", path], capture_output=True, text=True
+        ).stdout
+    )
 
 
 def modelled_bytes(frame_bytes: int, frames_out: int, frames_in: int) -> int:
-    """Return the bytes on the interface for this many frames sent and received (see the top of this file)."""
+    """Return the bytes on the interface for this many frames sent and received (see the top of this
+    file)."""
     header, data, preamble = 66, 1448, 48
     segments = math.ceil((frame_bytes + preamble) / data)
     sent = frame_bytes + preamble + segments * header
@@ -106,17 +143,23 @@ def compare(names: Sequence[str], before: Sequence[int], folder: Path) -> list[d
     rows = []
     for number, name in enumerate(names):
         summary = json.loads((folder / f"host-{number}" / "summary.json").read_text())
-        last = json.loads((folder / f"host-{number}" / "metrics.jsonl").read_text().splitlines()[-1])
+        last = json.loads(
+            (folder / f"host-{number}" / "metrics.jsonl").read_text().splitlines()[-1]
+        )
         rounds, reported = last["round"], last["bytes_sent_nodes"][number]
         modelled = modelled_bytes(summary["bytes_per_edge"] // rounds, rounds, rounds)
         counted = sent_bytes(name) - before[number]
-        rows.append({"host": number, "reported": reported, "modelled": modelled, "counted": counted})
+        rows.append(
+            {"host": number, "reported": reported, "modelled": modelled, "counted": counted}
+        )
     return rows
 
 
 def train(names: Sequence[str], settings: Sequence[str], folder: Path) -> int:
     """Run all hosts to their end and return the worst exit code."""
-    running = [start(name, rank, settings, folder / f"host-{rank}") for rank, name in enumerate(names)]
+    running = [
+        start(name, rank, settings, folder / f"host-{rank}") for rank, name in enumerate(names)
+    ]
     try:
         return max(process.wait(timeout=600) for process in running)
     finally:
@@ -127,7 +170,9 @@ def train(names: Sequence[str], settings: Sequence[str], folder: Path) -> int:
 
 def main() -> int:
     """Make the hosts, train, compare, and say how it went."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--json", action="store_true")
@@ -143,7 +188,10 @@ def main() -> int:
                 return 1
             rows, seconds = compare(names, before, folder), time.monotonic() - began
     except OSError as error:
-        print(f"network namespaces cannot be made here (needs Linux, root and iproute2): {error}", file=sys.stderr)
+        print(
+            f"network namespaces cannot be made here (needs Linux, root and iproute2): {error}",
+            file=sys.stderr,
+        )
         return CANNOT
     if options.json:
         print(json.dumps(rows))
@@ -151,7 +199,8 @@ def main() -> int:
     for row in rows:
         share = row["counted"] / row["modelled"] - 1
         print(
-            f"host {row['host']}: {row['reported']:,} bytes reported, {row['modelled']:,} with the modelled TCP/IP "
+            f"host {row['host']}: {row['reported']:,} bytes reported, {row['modelled']:,} with "
+            "the modelled TCP/IP "
             f"overhead, {row['counted']:,} counted on the interface ({share:+.2%})"
         )
     print(f"results in {folder}/host-0 .. host-{HOSTS - 1}; {seconds:.0f} s in all")

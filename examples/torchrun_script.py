@@ -1,12 +1,12 @@
-"""One script, two ways to run it: alone it simulates all nodes, under torchrun every process trains its share of them.
+"""One script, two ways to run it: alone it simulates all nodes, under torchrun every process trains
+its share of them.
 
     python examples/torchrun_script.py --out runs/alone
     torchrun --nproc-per-node 2 examples/torchrun_script.py --out runs/together
 
-Every process reads the data of the nodes it hosts and of no other. On machines of their own, each gives None for the
-nodes elsewhere, and all declare the sizes: train(..., num_examples=[300, 400, 500, 300]). Regression, with a loss and a
-metric of one's own.
-"""
+Every process reads the data of the nodes it hosts and of no other. On machines of their own, each
+gives None for the nodes elsewhere, and all declare the sizes: train(..., num_examples=[300, 400,
+500, 300]). Regression, with a loss and a metric of one's own."""
 
 import argparse
 
@@ -46,7 +46,11 @@ result = dpcsgp.train(
     metrics={"mean_absolute_error": mean_absolute_error},
     epsilon=4.0,
     delta=1e-3,
-    settings={"algorithm.learning_rate": 0.5, "algorithm.steps": 60, "algorithm.node_weights": "examples"},
+    settings={
+        "algorithm.learning_rate": 0.5,
+        "algorithm.steps": 60,
+        "algorithm.node_weights": "examples",
+    },
     out=out,
 )
 print(f"nodes {result.nodes}: {result}", flush=True)

@@ -1,4 +1,5 @@
-"""Own models and data: laws of the API, everything it refuses before a release, nodes of all kinds, real processes."""
+"""Own models and data: laws of the API, everything it refuses before a release, nodes of all kinds,
+real processes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import dpcsgp
 from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
 from dpcsgp.privacy import Ledger, read_ledgers
-from dpcsgp.runs.build import load_data
+from dpcsgp.runs.build import load_builtin_data
 
 FAST = {
     "algorithm.steps": 6,
@@ -51,7 +52,13 @@ def small_model() -> nn.Module:
 
 def fit(out: Path | None, **changes: Any) -> dpcsgp.Result:
     settings = {**FAST, **changes.pop("settings", {})}
-    known = {"model": small_model(), "node_data": NODES, "test_data": TEST, "epsilon": 8.0, "delta": 1e-3}
+    known = {
+        "model": small_model(),
+        "node_data": NODES,
+        "test_data": TEST,
+        "epsilon": 8.0,
+        "delta": 1e-3,
+    }
     return dpcsgp.train(**{**known, **changes}, settings=settings, out=out)
 
 
@@ -86,7 +93,9 @@ def test_a_model_learns_and_its_results_agree(tmp_path: Path) -> None:
     assert result.summary["accuracy_node_mean"] > 0.9
     assert result.summary["private"] and 0.9 * 8 < result.epsilon <= 8
     assert [row["step"] for row in seen] == [row["step"] for row in result.history] == [0, 2, 4, 6]
-    assert {node: sum(count for _, count in found) for node, found in result.releases().items()} == {0: 6, 1: 6, 2: 6}
+    assert {
+        node: sum(count for _, count in found) for node, found in result.releases().items()
+    } == {0: 6, 1: 6, 2: 6}
     assert sorted(result.models) == [0, 1, 2]
     accuracy = float((result.model(TEST[0]).argmax(1) == TEST[1]).double().mean())
     assert accuracy == pytest.approx(result.summary["accuracy_average_model"])
@@ -115,7 +124,8 @@ def test_datasets_and_tensors_are_the_same_data(tmp_path: Path) -> None:
 
 def test_regression_and_a_metric_of_ones_own(tmp_path: Path) -> None:
     data = [(inputs, inputs.sum(1)) for inputs, _ in NODES]
-    model = nn.Sequential(nn.Linear(3, 1))  # outputs (E, 1) for targets (E,): broadcast, they would be an E x E table
+    # outputs (E, 1) for targets (E,): broadcast, they would be an E x E table
+    model = nn.Sequential(nn.Linear(3, 1))
     result = fit(tmp_path / "a", model=model, node_data=data, test_data=data[0], loss="mse",
                  settings={"algorithm.steps": 30, "algorithm.learning_rate": 0.3})  # fmt: skip
     errors = [row["mean_squared_error_node_mean"] for row in result.history]
@@ -133,7 +143,9 @@ def test_regression_and_a_metric_of_ones_own(tmp_path: Path) -> None:
 
 def test_without_test_data_nothing_is_measured(tmp_path: Path) -> None:
     result = fit(tmp_path / "run", test_data=None)
-    assert not any(key.endswith("_node_mean") for key in result.summary) and len(result.history) == 4
+    assert (
+        not any(key.endswith("_node_mean") for key in result.summary) and len(result.history) == 4
+    )
 
 
 class Mixing(nn.Module):
@@ -225,7 +237,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no noise": ({"settings": {"privacy.noise": "none"}}, ["without noise there is no eps"]),
     "metric": ({"metrics": {"odd": lambda outputs, targets: outputs}}, ["metrics['odd']", "one number"]),
     "augmentation": ({"settings": {"task.augmentation": "flip"}}, ["expected images (C, H, W)", "(3,)"]),
-    "batch too large": ({"settings": {"privacy.expected_batch_size": 150}}, ["node 1 has 125 examples"]),
+    "batch too large": ({"settings": {"privacy.expected_batch_size": 150}}, ["node 1 has 125 "
+                                                                             "examples"]),
     "one place": ({"settings": {"algorithm.name": "dp-sgd"}}, ["trains in one place"]),
 }  # fmt: skip
 
@@ -236,7 +249,11 @@ def test_refused_before_anything_is_released(tmp_path: Path, name: str) -> None:
     with pytest.raises(DpcsgpError) as caught:
         fit(tmp_path / "run", **changes)
     assert all(word in str(caught.value) for word in words), str(caught.value)
-    releases = [file for file in (tmp_path / "run").rglob("*.jsonl") if len(file.read_text().splitlines()) > 1]
+    releases = [
+        file
+        for file in (tmp_path / "run").rglob("*.jsonl")
+        if len(file.read_text().splitlines()) > 1
+    ]
     assert not releases
 
 
@@ -246,8 +263,15 @@ def test_in_place_operations_are_warned_about(tmp_path: Path) -> None:
 
 
 def test_a_node_without_data_takes_part(tmp_path: Path) -> None:
-    for name, nothing in {"none": None, "empty": (torch.zeros(0, 3), torch.zeros(0).long())}.items():
-        result = fit(tmp_path / name, node_data=[NODES[0], nothing, NODES[2]], settings={"graph.name": "directed_ring"})
+    for name, nothing in {
+        "none": None,
+        "empty": (torch.zeros(0, 3), torch.zeros(0).long()),
+    }.items():
+        result = fit(
+            tmp_path / name,
+            node_data=[NODES[0], nothing, NODES[2]],
+            settings={"graph.name": "directed_ring"},
+        )
         assert result.summary["releases"] == [6, 0, 6]
         assert result.history[-1]["epsilon_nodes"][1] == 0
         assert result.history[-1]["accuracy_nodes"][1] > 0.8  # it has learned from the others
@@ -257,14 +281,24 @@ def test_a_node_whose_budget_ends_keeps_gossiping(tmp_path: Path) -> None:
     out = tmp_path / "run"
     settings = {"graph.name": "directed_ring"}
     fit(out, epsilon=[2.0, 4.0, 8.0], settings=settings, should_stop=lambda step: step == 2)
-    with Ledger.open(out / "ledger" / "node-0001.jsonl") as ledger:  # it crashed alone, after two more releases
+    with Ledger.open(
+        out / "ledger" / "node-0001.jsonl"
+    ) as ledger:  # it crashed alone, after two more releases
         event = ledger.releases()[0][0]
         for step in (2, 3):
             ledger.record(step, 0, event)
     result = fit(out, epsilon=[2.0, 4.0, 8.0], settings=settings, resume=True)
     assert result.summary["stopped_because"] == "completed"
-    assert result.summary["releases"] == [6, 6, 6]  # node 1 made its last two steps without a release
-    assert all(spent <= limit for spent, limit in zip(result.history[-1]["epsilon_nodes"], [2, 4, 8], strict=True))
+    # node 1 made its last two steps without a release
+    assert result.summary["releases"] == [
+        6,
+        6,
+        6,
+    ]
+    assert all(
+        spent <= limit
+        for spent, limit in zip(result.history[-1]["epsilon_nodes"], [2, 4, 8], strict=True)
+    )
     whole = fit(tmp_path / "whole", epsilon=[2.0, 4.0, 8.0], settings=settings)
     assert result.summary["bytes_per_edge"] == whole.summary["bytes_per_edge"]
 
@@ -272,7 +306,9 @@ def test_a_node_whose_budget_ends_keeps_gossiping(tmp_path: Path) -> None:
 def sgd_step(data: list[tuple[Tensor, Tensor]], weights: list[float]) -> Tensor:
     """Return parameters after one step along the weighted mean of the nodes' mean gradients."""
     model = small_model()
-    losses = [weight * cross_entropy(model(x), y) for (x, y), weight in zip(data, weights, strict=True)]
+    losses = [
+        weight * cross_entropy(model(x), y) for (x, y), weight in zip(data, weights, strict=True)
+    ]
     torch.stack(losses).sum().backward()
     return torch.cat([(value - value.grad).detach().reshape(-1) for value in model.parameters()])  # type: ignore[operator]
 
@@ -286,9 +322,13 @@ def test_nodes_count_equally_or_by_their_examples(tmp_path: Path, weighting: str
     }  # fmt: skip
     result = fit(tmp_path / "run", settings=settings, epsilon=None)
     weights = [1 / 3] * 3 if weighting == "equal" else [size / sum(SIZES) for size in SIZES]
-    torch.testing.assert_close(parameters(result.model), sgd_step(NODES, weights), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        parameters(result.model), sgd_step(NODES, weights), rtol=1e-5, atol=1e-6
+    )
     other = [1 / 3] * 3 if weighting == "examples" else [size / sum(SIZES) for size in SIZES]
-    assert not torch.allclose(parameters(result.model), sgd_step(NODES, other), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(
+        parameters(result.model), sgd_step(NODES, other), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_resumed_run_ends_where_a_whole_one_does(tmp_path: Path) -> None:
@@ -312,7 +352,11 @@ def test_ctrl_c_saves_and_can_be_continued(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match="resume=True"):
         fit(tmp_path / "run", on_evaluation=interrupt)
     result = fit(tmp_path / "run", resume=True)
-    assert result.summary["stopped_because"] == "completed" and result.summary["releases"] == [6, 6, 6]
+    assert result.summary["stopped_because"] == "completed" and result.summary["releases"] == [
+        6,
+        6,
+        6,
+    ]
 
 
 def test_frozen_parameters_and_dropout(tmp_path: Path) -> None:
@@ -324,7 +368,8 @@ def test_frozen_parameters_and_dropout(tmp_path: Path) -> None:
     assert isinstance(trained, nn.Sequential)
     assert torch.equal(parameters(trained[0]), parameters(model[0]))
     assert not torch.equal(parameters(trained[2]), parameters(model[2]))
-    accuracy = float((trained(TEST[0]).argmax(1) == TEST[1]).double().mean())  # eval(): the same every time
+    # eval(): the same every time
+    accuracy = float((trained(TEST[0]).argmax(1) == TEST[1]).double().mean())
     assert accuracy == pytest.approx(result.summary["accuracy_average_model"])
 
 
@@ -333,15 +378,21 @@ def test_a_folder_of_an_own_task_says_where_it_comes_from(tmp_path: Path) -> Non
     config = load_config(tmp_path / "run" / "config.toml")
     assert config.task.model.startswith("own:Sequential:")
     with pytest.raises(ConfigError, match=r"live in a Python script.*dpcsgp.train"):
-        load_data(config)
+        load_builtin_data(config)
     with pytest.raises(ModelError, match=r"Sequential.*with an instance"):
         dpcsgp.load_model(tmp_path / "run")
     with pytest.raises(
-        ModelError, match=r"class Sequential.*other names or shapes.*given Linear \(8 trained parameters\)"
+        ModelError,
+        match=r"class Sequential.*other names or shapes.*given Linear \(8 trained parameters\)",
     ):
         dpcsgp.load_model(tmp_path / "run", nn.Linear(3, 2))
-    with pytest.raises(ModelError, match="other names or shapes"):  # as many numbers, in another order
-        dpcsgp.load_model(tmp_path / "run", nn.Sequential(nn.Linear(3, 8, bias=False), nn.Linear(8, 1, bias=False)))
+    with pytest.raises(
+        ModelError, match="other names or shapes"
+    ):  # as many numbers, in another order
+        dpcsgp.load_model(
+            tmp_path / "run",
+            nn.Sequential(nn.Linear(3, 8, bias=False), nn.Linear(8, 1, bias=False)),
+        )
     with pytest.raises(ModelError, match=r"instance of nn\.Module"):
         dpcsgp.load_model(tmp_path / "run", lambda: nn.Linear(3, 2))  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match="not a results folder"):
@@ -349,13 +400,17 @@ def test_a_folder_of_an_own_task_says_where_it_comes_from(tmp_path: Path) -> Non
 
 
 def test_a_model_that_a_config_names_is_rebuilt(tmp_path: Path) -> None:
-    from dpcsgp.runs.design import design
+    from dpcsgp.runs.design import design_run
     from dpcsgp.runs.folder import ResultsFolder
-    from dpcsgp.runtime.session import simulate
+    from dpcsgp.runtime.session import run_simulated
 
-    config = load_config(None, ["task.name=digits", "task.model=mlp:16", "graph.num_nodes=3", "algorithm.steps=3"])
-    data = load_data(config)
-    outcome = simulate(design(config, data.facts), data, ResultsFolder.create(tmp_path / "run", config))
+    config = load_config(
+        None, ["task.name=digits", "task.model=mlp:16", "graph.num_nodes=3", "algorithm.steps=3"]
+    )
+    data = load_builtin_data(config)
+    outcome = run_simulated(
+        design_run(config, data.facts), data, ResultsFolder.create(tmp_path / "run", config)
+    )
     module = dpcsgp.load_model(tmp_path / "run")
     accuracy = float((module(data.test[0]).argmax(1) == data.test[1]).double().mean())
     assert accuracy == pytest.approx(outcome.summary["accuracy_average_model"])
@@ -369,22 +424,22 @@ import torch
 from torch.utils.data import Dataset
 import dpcsgp
 from test_api import NODES, TEST, FAST, Pairs, small_model
-from dpcsgp.network.torch_distributed import Place, spread
+from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
 
 class Foreign(Dataset):
     def __init__(self, size): self.size = size
     def __len__(self): return self.size
     def __getitem__(self, index): raise RuntimeError("another node's data were touched")
 
-place, out = Place.from_environment(), Path(sys.argv[1])
-hosted = range(3) if place is None else spread(3, 2)[place.rank]
+place, out = ProcessEnvironment.from_environment(), Path(sys.argv[1])
+hosted = range(3) if place is None else nodes_of_ranks(3, 2)[place.rank]
 settings = {{**FAST, "privacy.seed": 2}}
 lengths = [NODES[node] if node in hosted else Foreign(len(NODES[node][1])) for node in range(3)]
 first = dpcsgp.train(small_model(), lengths, test_data=TEST, settings=settings, out=out / "first")
 nothing = [NODES[node] if node in hosted else None for node in range(3)]
 second = dpcsgp.train(small_model, nothing, test_data=TEST, settings=settings, out=out / "second",
                       num_examples=[len(data[1]) for data in NODES])
-hosted = range(2) if place is None else spread(2, 2)[place.rank]
+hosted = range(2) if place is None else nodes_of_ranks(2, 2)[place.rank]
 third = dpcsgp.train(small_model, [NODES[0], None], test_data=TEST, settings=settings, out=out / "third")
 assert third.summary["releases"] == [6, 0] and third.nodes == tuple(hosted)
 assert len(first.history) == 4
@@ -396,16 +451,28 @@ assert float((first.model(TEST[0]).argmax(1) == TEST[1]).double().mean()) > 0.5
 def test_the_same_script_under_torchrun_gives_the_same_models(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(TWIN.format(tests=str(Path(__file__).parent))))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     commands: dict[str, list[str]] = {"alone": [sys.executable], "together": torchrun}
     for name, words in commands.items():
         done = subprocess.run(
-            [*words, str(script), str(tmp_path / name)], capture_output=True, text=True, env=environment
+            [*words, str(script), str(tmp_path / name)],
+            capture_output=True,
+            text=True,
+            env=environment,
         )
         assert done.returncode == 0, done.stderr[-3000:]
     for start in ("first", "second", "third"):
-        alone, together = (dpcsgp.load_model(tmp_path / name / start, small_model()) for name in commands)
+        alone, together = (
+            dpcsgp.load_model(tmp_path / name / start, small_model()) for name in commands
+        )
         assert torch.equal(parameters(alone), parameters(together))
 
 
@@ -430,7 +497,9 @@ def test_a_word_past_the_vocabulary_is_refused_before_anything_is_released(tmp_p
     assert not list((tmp_path / "run").rglob("*.jsonl"))
 
 
-def test_a_callback_can_neither_change_what_is_recorded_nor_lose_what_was_paid(tmp_path: Path) -> None:
+def test_a_callback_can_neither_change_what_is_recorded_nor_lose_what_was_paid(
+    tmp_path: Path,
+) -> None:
     def meddle(row: dict[str, Any]) -> None:
         row["epsilon_nodes"][:] = [0.0] * 3
         if row["step"] == 4:
@@ -457,14 +526,17 @@ def test_a_delta_that_promises_nothing_is_warned_about(tmp_path: Path) -> None:
         fit(tmp_path / "run", delta=0.01)
 
 
-def test_two_runs_in_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_in_one_second_get_two_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     folders = {fit(None, settings={"algorithm.steps": 1}).folder for _ in range(3)}
     assert len(folders) == 3
 
 
 def test_a_node_may_hold_fewer_examples_than_it_declares(tmp_path: Path) -> None:
-    """What is public (rate, divisor, ledger) follows the declared number; the missing ones are blanks."""
+    """What is public (rate, divisor, ledger) follows the declared number; the missing ones are
+    blanks."""
     inputs, targets = torch.randn(60, 4), torch.randint(0, 2, (60,))
     settings = {
         "algorithm.steps": 3, "privacy.expected_batch_size": 20, "privacy.noise": "none", "graph.name": "complete",

@@ -1,4 +1,5 @@
-"""The audit passes on the mechanism as it is and fails on three broken ones; its bound is a bound."""
+"""The audit passes on the mechanism as it is and fails on three broken ones; its bound is a
+bound."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from scipy.stats import binom, norm
 
 from dpcsgp.auditing import audit
 from dpcsgp.auditing.attack import gather
-from dpcsgp.auditing.bounds import Rates, best_threshold, claimed_curve, clopper_pearson, same_family
+from dpcsgp.auditing.bounds import (
+    Rates,
+    best_threshold,
+    claimed_curve,
+    clopper_pearson,
+    same_family,
+)
 from dpcsgp.auditing.experiment import Pairs, Setting, build_run, messages
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import ConfigError
@@ -18,11 +25,18 @@ from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 
 
 def settings(*values: str) -> Config:
-    common = ["algorithm.steps=8", "privacy.seed=2", "algorithm.polish_rounds=1", "privacy.epsilon=0.5"]
+    common = [
+        "algorithm.steps=8",
+        "privacy.seed=2",
+        "algorithm.polish_rounds=1",
+        "privacy.epsilon=0.5",
+    ]
     return load_config(None, [*common, *values])
 
 
-def evidence_of(config: Config, inside: torch.Tensor) -> tuple[Setting, np.ndarray, list[torch.Tensor]]:
+def evidence_of(
+    config: Config, inside: torch.Tensor
+) -> tuple[Setting, np.ndarray, list[torch.Tensor]]:
     setting = Setting.of(config)
     nodes = range(2 * len(inside))
     public = PublicRandomness(0, nodes)
@@ -57,7 +71,8 @@ def test_only_broken_mechanisms_are_caught(method: list[str], fault: str | None)
 
 
 def test_a_bound_far_below_the_claim_is_not_called_informative() -> None:
-    """100 trials: 25 right answers of each kind bound eps by log(25 / 3.7) if nothing is assumed."""
+    """100 trials: 25 right answers of each kind bound eps by log(25 / 3.7) if nothing is
+    assumed."""
     result = audit(settings("algorithm.steps=2", "compression.spec=none"), trials=100, draws=10_000)
     assert result.passed
     assert result.epsilon_lower_bound < 0.25
@@ -75,13 +90,19 @@ def test_a_fault_that_only_the_draws_show_fails_the_audit() -> None:
 
 @pytest.mark.slow
 def test_the_bound_comes_near_the_claim_where_the_attack_is_the_best_possible() -> None:
-    """One release of everything, exact messages: the likelihood ratio is optimal, so only chance is lost."""
+    """One release of everything, exact messages: the likelihood ratio is optimal, so only chance is
+    lost."""
     config = settings(
-        "algorithm.name=dp-sgp", "algorithm.steps=1", "privacy.expected_batch_size=6000", "privacy.epsilon=4"
+        "algorithm.name=dp-sgp",
+        "algorithm.steps=1",
+        "privacy.expected_batch_size=6000",
+        "privacy.epsilon=4",
     )
     result = audit(config, trials=3000, draws=10_000)
     assert result.stream_informative
-    assert 0.6 * 4 < result.epsilon_lower_bound <= result.epsilon_claimed == pytest.approx(4, rel=0.01)
+    assert (
+        0.6 * 4 < result.epsilon_lower_bound <= result.epsilon_claimed == pytest.approx(4, rel=0.01)
+    )
 
 
 def test_what_cannot_be_audited_is_refused() -> None:
@@ -91,16 +112,21 @@ def test_what_cannot_be_audited_is_refused() -> None:
         audit(settings("privacy.noise=none"))
     with pytest.raises(ConfigError, match="--trials 10"):
         audit(settings(), trials=10)
-    with pytest.raises(ConfigError, match="--break gravity: expected one of noise, clipping, order"):
+    with pytest.raises(
+        ConfigError, match="--break gravity: expected one of noise, clipping, order"
+    ):
         audit(settings("algorithm.steps=1"), trials=80, fault="gravity")
 
 
 # The attacker's view
 
 
-@pytest.mark.parametrize("method", ["compression.spec=none", "algorithm.name=dp-sgp", "algorithm.name=dp2sgd"])
+@pytest.mark.parametrize(
+    "method", ["compression.spec=none", "algorithm.name=dp-sgp", "algorithm.name=dp2sgd"]
+)
 def test_exact_messages_give_back_every_noised_gradient(method: str) -> None:
-    """The recovered steps are `drawn + noise`: mean and variance as the mechanism states, with and without canary."""
+    """The recovered steps are `drawn + noise`: mean and variance as the mechanism states, with and
+    without canary."""
     inside = torch.arange(120) % 2 == 0
     setting, steps_TS, _ = evidence_of(settings(method), inside)
     noise, rate = setting.event.noise_multiplier, setting.event.sampling_rate
@@ -136,12 +162,14 @@ def test_clopper_pearson_covers() -> None:
 def test_rates_need_the_eps_of_randomised_response() -> None:
     assert Rates(0.75, 0.25).epsilon(0.0) == pytest.approx(np.log(3))
     assert Rates(0.5, 0.5).epsilon(1e-4) == 0.0
-    assert Rates(0.999, 0.5).epsilon(0.0) == pytest.approx(np.log(500))  # the other direction counts too
+    # the other direction counts too
+    assert Rates(0.999, 0.5).epsilon(0.0) == pytest.approx(np.log(500))
 
 
 @pytest.mark.parametrize("noise", [0.8, 2.0])
 def test_the_family_bound_inverts_the_gaussian_curve(noise: float) -> None:
-    """Fed with the exact rates of the best attack on one Gaussian release, it gives back that release's eps."""
+    """Fed with the exact rates of the best attack on one Gaussian release, it gives back that
+    release's eps."""
     event = ReleaseEvent("poisson", 1.0, noise)
     cut = 0.5 / noise
     rates = Rates(float(norm.sf(cut - 1 / noise)), float(norm.sf(cut)))
@@ -164,8 +192,14 @@ def test_the_threshold_separates() -> None:
 
 @pytest.mark.stress
 def test_a_correct_mechanism_is_flagged_at_most_once_in_twenty() -> None:
-    """40 audits of the tightest setting; more than 5 flags would have a chance below 4 % at a true rate of 5 %."""
-    base = ["algorithm.name=dp-sgp", "algorithm.steps=1", "privacy.expected_batch_size=6000", "privacy.epsilon=2"]
+    """40 audits of the tightest setting; more than 5 flags would have a chance below 4 % at a true
+    rate of 5 %."""
+    base = [
+        "algorithm.name=dp-sgp",
+        "algorithm.steps=1",
+        "privacy.expected_batch_size=6000",
+        "privacy.epsilon=2",
+    ]
     seeds = [f"privacy.seed={1000 * k}" for k in range(40)]
     flags = sum(not audit(settings(*base, seed), trials=400, draws=10_000).passed for seed in seeds)
     print(f"\n{flags} of 40 audits of a correct mechanism were flagged")

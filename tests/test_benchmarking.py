@@ -1,4 +1,5 @@
-"""Benchmarks run on tiny sizes and state consistent outcomes; how fast anything is, is not tested here."""
+"""Benchmarks run on tiny sizes and state consistent outcomes; how fast anything is, is not tested
+here."""
 
 from __future__ import annotations
 
@@ -57,14 +58,19 @@ def test_scale_measures_each_size_in_its_own_process_and_draws(
 
 def test_the_sense_of_a_limit() -> None:
     def ratio(value: float, at_least: bool) -> Ratio:
-        return Ratio("g", "ours", "peer", value, value, value, 1.0, 1.0, limit=2.0, at_least=at_least)
+        return Ratio(
+            "g", "ours", "peer", value, value, value, 1.0, 1.0, limit=2.0, at_least=at_least
+        )
 
     assert ratio(1.9, at_least=False).passed and not ratio(2.1, at_least=False).passed
     assert ratio(2.1, at_least=True).passed and not ratio(1.9, at_least=True).passed
 
 
 def test_a_speed_up_is_peer_over_ours_and_rounds_are_paired() -> None:
-    times = {"ours": Times((1.0, 2.0, 4.0), (1.0, 1.0, 1.0)), "peer": Times((3.0, 6.0, 12.0), (5.0, 5.0, 5.0))}
+    times = {
+        "ours": Times((1.0, 2.0, 4.0), (1.0, 1.0, 1.0)),
+        "peer": Times((3.0, 6.0, 12.0), (5.0, 5.0, 5.0)),
+    }
     faster = compare("g", times, "ours", "peer", clock="wall", at_least=True)
     assert (faster.low, faster.value, faster.high) == (3.0, 3.0, 3.0)
     assert faster.value_cpu == 5.0
@@ -73,11 +79,15 @@ def test_a_speed_up_is_peer_over_ours_and_rounds_are_paired() -> None:
 
 def test_ways_are_timed_in_turn() -> None:
     order: list[str] = []
-    times = measure({name: lambda name=name: order.append(name) for name in "ab"}, rounds=2, warm_up=1)
+    times = measure(
+        {name: lambda name=name: order.append(name) for name in "ab"}, rounds=2, warm_up=1
+    )
     assert order == ["a", "b"] * 3
     assert len(times["a"].wall) == len(times["b"].cpu) == 2
 
 
 def test_an_unknown_group_is_refused() -> None:
-    with pytest.raises(ConfigError, match=rf"benchmark 'speed': expected one of {', '.join(GROUPS)}"):
+    with pytest.raises(
+        ConfigError, match=rf"benchmark 'speed': expected one of {', '.join(GROUPS)}"
+    ):
         benchmark("speed")

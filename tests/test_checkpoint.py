@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from dpcsgp.errors import CheckpointError
-from dpcsgp.records.checkpoint import CheckpointFolder, Snapshot
+from dpcsgp.records.checkpoint import Checkpoint, CheckpointFolder
 
-TENSORS = {"x_ND": torch.arange(6.0).reshape(2, 3), "pull_ND": torch.ones(2, 3, dtype=torch.float64)}
+TENSORS = {
+    "x_ND": torch.arange(6.0).reshape(2, 3),
+    "pull_ND": torch.ones(2, 3, dtype=torch.float64),
+}
 
 
-def newest(folder: CheckpointFolder) -> Snapshot | None:
-    return folder.load_common([folder.whole_steps()])
+def newest(folder: CheckpointFolder) -> Checkpoint | None:
+    return folder.load_common([folder.complete_steps()])
 
 
 def test_round_trip_and_the_last_two_are_kept(tmp_path: Path) -> None:
@@ -30,7 +33,9 @@ def test_round_trip_and_the_last_two_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-def test_a_damaged_snapshot_is_refused_and_the_one_before_is_taken(tmp_path: Path, suffix: str) -> None:
+def test_a_damaged_snapshot_is_refused_and_the_one_before_is_taken(
+    tmp_path: Path, suffix: str
+) -> None:
     folder = CheckpointFolder(tmp_path, "run")
     for step in (10, 20):
         folder.save(step, TENSORS, {"round": step})
@@ -62,7 +67,7 @@ def test_a_step_counts_only_when_all_parts_are_there(tmp_path: Path) -> None:
     for step in (10, 20):
         parts[0].save(step, TENSORS, {})
     parts[1].save(10, TENSORS, {})
-    agreed = [part.whole_steps() for part in parts]
+    agreed = [part.complete_steps() for part in parts]
     assert agreed == [[10, 20], [10]]
     for part in parts:
         snapshot = part.load_common(agreed)
@@ -78,10 +83,11 @@ def test_processes_that_were_killed_before_all_had_a_snapshot_start_anew(tmp_pat
     """Whatever one process has, all take the same decision."""
     folders = [CheckpointFolder(tmp_path, "run", part, 2) for part in range(2)]
     folders[0].save(0, {"x": torch.zeros(1)}, {})
-    agreed = [folder.whole_steps() for folder in folders]
+    agreed = [folder.complete_steps() for folder in folders]
     assert agreed == [[0], []]
     assert [folder.load_common(agreed) for folder in folders] == [None, None]
-    folders[0].save(4, {"x": torch.zeros(1)}, {})  # step 4 without step 0 of the other: something was lost
+    # step 4 without step 0 of the other: something was lost
+    folders[0].save(4, {"x": torch.zeros(1)}, {})
     for folder in folders:
         with pytest.raises(CheckpointError, match="whole for every process"):
-            folder.load_common([folder.whole_steps() for folder in folders])
+            folder.load_common([folder.complete_steps() for folder in folders])

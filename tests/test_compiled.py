@@ -1,4 +1,5 @@
-"""Compiled loops run where there is nowhere to keep them, and keep to the order of arithmetic as written."""
+"""Compiled loops run where there is nowhere to keep them, and keep to the order of arithmetic as
+written."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def _accumulate(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
 
 
 def test_sums_are_not_simplified() -> None:
-    """(x + y) - x is y only in real numbers; a compiler that thinks so would make machines disagree."""
+    """(x + y) - x is y only in real numbers; a compiler that thinks so would make machines
+    disagree."""
     random = np.random.default_rng(0)
     x, y = (random.standard_normal((2, 1000)) * [[1e6], [1.0]]).astype(np.float32)
     out = np.empty_like(x)
@@ -40,7 +42,11 @@ def test_sums_are_not_simplified() -> None:
 
 
 def test_damaged_files_of_an_earlier_process_do_not_matter(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from dpcsgp.kernels.hadamard import flip; print(flip.__name__)"]
+    command = [
+        sys.executable,
+        "-c",
+        "from dpcsgp.kernels.hadamard import flip; print(flip.__name__)",
+    ]
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     for expected in range(2):
         done = subprocess.run(command, env=environment, capture_output=True, text=True)

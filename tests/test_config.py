@@ -8,12 +8,14 @@ import pytest
 
 from dpcsgp.config import load_config, make_config, per_node, to_toml
 from dpcsgp.errors import ConfigError
-from dpcsgp.runs.design import design
+from dpcsgp.runs.design import design_run
 from dpcsgp.runs.facts import declared_facts
 
 
 def test_toml_round_trip(tmp_path: Path) -> None:
-    config = load_config(None, ["privacy.epsilon=[1,2,3]", "graph.num_nodes=3", "task.name=digits", "privacy.seed=4"])
+    config = load_config(
+        None, ["privacy.epsilon=[1,2,3]", "graph.num_nodes=3", "task.name=digits", "privacy.seed=4"]
+    )
     path = tmp_path / "config.toml"
     path.write_text(to_toml(config))
     assert load_config(path) == config
@@ -38,7 +40,10 @@ def test_settings_beat_the_file(tmp_path: Path) -> None:
         ("algorithm.mixing_rate=1.5", ["algorithm.mixing_rate = 1.5", "'auto'"]),
         ("graph.name=ring", ["graph.name = 'ring'", "directed_ring"]),
         ("graph.name=edges", ["graph.edges_file"]),
-        ("task.augmentation_multiplicity=4", ["augmentation_multiplicity = 4", 'task.augmentation = "crop-flip"']),
+        (
+            "task.augmentation_multiplicity=4",
+            ["augmentation_multiplicity = 4", 'task.augmentation = "crop-flip"'],
+        ),
         ("graph.num_nodes=0", ["graph.num_nodes = 0"]),
         ("privacy.epsilon=[1,2]", ["privacy.epsilon has 2 values", "one per node"]),
         ("algorithm.name=sgp", ["privacy.noise", "dp-sgp"]),
@@ -74,8 +79,10 @@ def test_per_node_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[1] / "configs").glob("*.toml")), ids=lambda path: path.name
+    "path",
+    sorted((Path(__file__).parents[1] / "configs").glob("*.toml")),
+    ids=lambda path: path.name,
 )
 def test_every_config_that_comes_with_the_project_can_be_designed(path: Path) -> None:
     config = load_config(path)
-    assert design(config, declared_facts(config)).mechanism.noise_multipliers[0] > 0
+    assert design_run(config, declared_facts(config)).mechanism.noise_multipliers[0] > 0

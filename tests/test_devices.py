@@ -1,8 +1,7 @@
 """Other devices: passes run where the data are, as far as a machine without a GPU can tell.
 
-Tensors on torch's "meta" device have a shape and a device but no values: whatever mixes devices, or looks at a value to decide
-what to do next, fails on them.
-"""
+Tensors on torch's "meta" device have a shape and a device but no values: whatever mixes devices, or
+looks at a value to decide what to do next, fails on them."""
 
 from __future__ import annotations
 
@@ -16,17 +15,24 @@ from dpcsgp.runs.design import check_device
 from dpcsgp.tasks import Classification, build_model
 
 
-@pytest.mark.parametrize("model", ["mlp:8", "mlp:8,4", "logistic"])  # convolutions pick filled places: no meta version
+@pytest.mark.parametrize(
+    "model", ["mlp:8", "mlp:8,4", "logistic"]
+)  # convolutions pick filled places: no meta version
 def test_examples_and_clipped_sums_stay_on_the_device(model: str) -> None:
     module = build_model(model, (1, 28, 28), 10)
     dim = ParameterLayout.of(module).flatten(module).numel()
-    inputs, labels = torch.empty(12, 1, 28, 28, device="meta"), torch.zeros(12, dtype=torch.int64, device="meta")
+    inputs, labels = (
+        torch.empty(12, 1, 28, 28, device="meta"),
+        torch.zeros(12, dtype=torch.int64, device="meta"),
+    )
     task = Classification(module, inputs, labels, (6, 6), inputs, labels)
     found, targets = task.examples(torch.zeros(2, 4, dtype=torch.int64))
     assert found.device.type == targets.device.type == "meta"
     models_ND = torch.empty(2, dim, device="meta")
     engine = clipping_engine(module, task.loss)
-    sum_ND = engine.clipped_sum(models_ND, found, targets, torch.ones(2, 4, dtype=torch.bool, device="meta"), 1.0)
+    sum_ND = engine.clipped_sum(
+        models_ND, found, targets, torch.ones(2, 4, dtype=torch.bool, device="meta"), 1.0
+    )
     assert sum_ND.device.type == "meta"
     assert sum_ND.shape == models_ND.shape
 

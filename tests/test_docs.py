@@ -1,9 +1,10 @@
-"""The documentation is true: the site builds strictly, every code block runs, and no page names what it should not.
+"""The documentation is true: the site builds strictly, every code block runs, and no page names
+what it should not.
 
-A fenced block in README.md or docs/ that starts with ```python, ```bash or ```console is executed in a folder of its
-page: python blocks in order in one process, bash blocks after them, one by one. Of a console block the lines after "$ "
-are commands. A block that needs other hardware, a network or minutes says so: ```bash {not-run="needs two machines"}.
-"""
+A fenced block in README.md or docs/ that starts with ```python, ```bash or ```console is executed
+in a folder of its page: python blocks in order in one process, bash blocks after them, one by one.
+Of a console block the lines after "$ " are commands. A block that needs other hardware, a network
+or minutes says so: ```bash {not-run="needs two machines"}."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def blocks(page: Path) -> list[Block]:
         language, _, rest = match["info"].strip().partition(" ")
         marked = NOT_RUN.fullmatch(rest.strip())
         line = text.count("\n", 0, match.start()) + 2
-        # A misspelt mark gives an empty reason: the block is not run, and `test_no_block_escapes` names it.
+        # A misspelt mark gives an empty reason: the block is not run, and `test_no_block_escapes`
+        # names it.
         reason = marked["reason"] if marked else "" if "not-run" in rest else None
         found.append(Block(language, reason, match["code"], line))
     return found
@@ -74,11 +76,19 @@ def commands(block: Block) -> str:
 
 def environment() -> dict[str, str]:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "MPLBACKEND": "Agg"}
+    return {
+        **os.environ,
+        "PATH": path,
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "100",
+        "MPLBACKEND": "Agg",
+    }
 
 
 def execute(command: list[str], folder: Path, what: str) -> None:
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, (
         f"{what} ended with code {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     )
@@ -118,7 +128,9 @@ def test_no_block_escapes(page: Path) -> None:
     assert text.count("```") == 2 * len(blocks(page)), "a fence is indented, unclosed or nested"
     for block in blocks(page):
         assert block.language, f"line {block.line}: name a language; 'text' for what is not code"
-        assert block.language not in ("sh", "shell", "py", "python3"), f"line {block.line}: write bash or python"
+        assert block.language not in ("sh", "shell", "py", "python3"), (
+            f"line {block.line}: write bash or python"
+        )
         if block.reason is not None:
             said = f'line {block.line - 1}: write {{not-run="why"}} after the language, with a reason of some words'
             assert len(block.reason) >= SHORTEST_REASON, said
@@ -145,17 +157,25 @@ def test_no_registry_and_no_machine_path(page: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    missing = [path for page in DOCS.rglob("*.md") if (path := page.relative_to(DOCS).as_posix()) not in menu]
+    missing = [
+        path
+        for page in DOCS.rglob("*.md")
+        if (path := page.relative_to(DOCS).as_posix()) not in menu
+    ]
     assert not missing
 
 
 def test_every_setting_is_explained_with_its_default() -> None:
     rows = re.findall(
-        r"^\| `([a-z]+\.[a-z0-9_]+)` \| `([^`]*)` \| .{6,} \|$", (DOCS / "reference.md").read_text(), re.MULTILINE
+        r"^\| `([a-z]+\.[a-z0-9_]+)` \| `([^`]*)` \| .{6,} \|$",
+        (DOCS / "reference.md").read_text(),
+        re.MULTILINE,
     )
     defaults = Config().model_dump(mode="json")
     assert {key: json.loads(value) for key, value in rows} == {
-        f"{section}.{key}": value for section, values in defaults.items() for key, value in values.items()
+        f"{section}.{key}": value
+        for section, values in defaults.items()
+        for key, value in values.items()
     }
 
 
@@ -163,7 +183,11 @@ def test_every_setting_is_explained_with_its_default() -> None:
 def test_site_builds_strictly_and_asks_nothing_of_the_outside(tmp_path: Path) -> None:
     if find_spec("mkdocs") is None:
         pytest.skip('mkdocs is not installed: pip install -e ".[docs]"')
-    execute([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], ROOT, "mkdocs")
+    execute(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        ROOT,
+        "mkdocs",
+    )
     pages = [path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.html")]
     assert len(pages) > len(list(DOCS.rglob("*.md"))) - 1
     asked = re.compile(
@@ -173,5 +197,9 @@ def test_site_builds_strictly_and_asks_nothing_of_the_outside(tmp_path: Path) ->
 
 
 def test_pictures_are_small() -> None:
-    heavy = [path.name for path in (DOCS / "figures").glob("concept-*.png") if path.stat().st_size >= 150_000]
+    heavy = [
+        path.name
+        for path in (DOCS / "figures").glob("concept-*.png")
+        if path.stat().st_size >= 150_000
+    ]
     assert not heavy

@@ -1,4 +1,5 @@
-"""Every example runs as a user would run it: a process of its own, from the command in its docstring."""
+"""Every example runs as a user would run it: a process of its own, from the command in its
+docstring."""
 
 from __future__ import annotations
 
@@ -35,9 +36,16 @@ def test_own_tabular_model(tmp_path: Path) -> None:
 
 
 def test_own_tabular_model_is_short() -> None:
-    """What a user writes: imports and command-line words aside, fewer than fifteen statements' worth of lines."""
-    lines = (EXAMPLES / "own_tabular_model.py").read_text().split("out = parser")[1].splitlines()[1:]
-    own = [line for line in lines if line and not line.startswith(("summary", "print", "import", "from", "#", ")"))]
+    """What a user writes: imports and command-line words aside, fewer than fifteen statements'
+    worth of lines."""
+    lines = (
+        (EXAMPLES / "own_tabular_model.py").read_text().split("out = parser")[1].splitlines()[1:]
+    )
+    own = [
+        line
+        for line in lines
+        if line and not line.startswith(("summary", "print", "import", "from", "#", ")"))
+    ]
     assert len(own) < 15
 
 

@@ -1,4 +1,5 @@
-"""The mechanism audit passes the mechanism as it is, flags planted faults, and its printed power is real.
+"""The mechanism audit passes the mechanism as it is, flags planted faults, and its printed power is
+real.
 
 Legend: S steps, N nodes, J examples, D coordinates.
 """
@@ -28,7 +29,14 @@ from dpcsgp.auditing.draws import (
 )  # fmt: skip
 from dpcsgp.auditing.experiment import Setting, output_as_loss
 from dpcsgp.auditing.faults import Faulty, Oversampled
-from dpcsgp.auditing.laws import ALARMS, SUM_TOLERANCE, MechanismAudit, audit_mechanism, judge_draws, magnitudes
+from dpcsgp.auditing.laws import (
+    ALARMS,
+    SUM_TOLERANCE,
+    MechanismAudit,
+    audit_mechanism,
+    judge_draws,
+    magnitudes,
+)
 from dpcsgp.auditing.statistics import (
     POWER,
     Finding,
@@ -50,7 +58,12 @@ from dpcsgp.runs.design import build_mechanism
 
 FEW = 10_000
 ALL = "privacy.expected_batch_size=6000"
-KINDS = [[], ["privacy.sampling=uniform"], [ALL], ["privacy.expected_batch_size=16", "privacy.clip_norm=0.7"]]
+KINDS = [
+    [],
+    ["privacy.sampling=uniform"],
+    [ALL],
+    ["privacy.expected_batch_size=16", "privacy.clip_norm=0.7"],
+]
 
 # The check that a fault is named after: others may fail with it.
 SHOWN_BY = {
@@ -77,7 +90,9 @@ def audit_of(
     stated = many_nodes(setting(*values))
     engine = clipping_engine(nn.Sequential(nn.Linear(DIM, 1, bias=False)), output_as_loss)
     private = PrivateRandomness.seeded(seed, range(NODES))
-    return judge_draws(watch_releases(Watch(stated, engine), spoil(stated), private, draws), (1, 1), 0.0)
+    return judge_draws(
+        watch_releases(Watch(stated, engine), spoil(stated), private, draws), (1, 1), 0.0
+    )
 
 
 # The verdict
@@ -126,7 +141,9 @@ def test_faults_that_change_nothing_are_refused() -> None:
         audit_mechanism(setting(ALL), FEW, "same-batch")
     with pytest.raises(ConfigError, match="--break drawn-size: uniform batches have one size"):
         audit_mechanism(setting("privacy.sampling=uniform"), FEW, "drawn-size")
-    with pytest.raises(ConfigError, match="--break gravity: expected one of noise, clipping, order, rate"):
+    with pytest.raises(
+        ConfigError, match="--break gravity: expected one of noise, clipping, order, rate"
+    ):
         audit_mechanism(setting(), FEW, "gravity")
     with pytest.raises(ConfigError, match="--draws 5: expected at least 10000"):
         audit_mechanism(setting(), 5)
@@ -161,7 +178,12 @@ class LargerContribution(Faulty):
         return noise_ND + 0.5 * self.clip_norm * self._canary_N[:, None] * axes(DIM)[0]
 
     def batch(
-        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness, active: Sequence[bool]
+        self,
+        indices_NE: Tensor,
+        present_NE: Tensor,
+        step: int,
+        random: PrivateRandomness,
+        active: Sequence[bool],
     ) -> tuple[Tensor, Tensor]:
         inside_N = torch.arange(NODES) % 2 == 0
         self._canary_N = ((indices_NE == 0) & present_NE).any(1) & inside_N
@@ -170,7 +192,12 @@ class LargerContribution(Faulty):
 
 class TwiceInABatch(Faulty):
     def batch(
-        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness, active: Sequence[bool]
+        self,
+        indices_NE: Tensor,
+        present_NE: Tensor,
+        step: int,
+        random: PrivateRandomness,
+        active: Sequence[bool],
     ) -> tuple[Tensor, Tensor]:
         return torch.cat([indices_NE, indices_NE], 1), torch.cat([present_NE, present_NE], 1)
 
@@ -181,16 +208,25 @@ class TwiceInABatch(Faulty):
         (SharedByNodes, "noise: any two nodes", FEW),
         (FlippedSigns, "size of noise: any two steps", FEW),
         pytest.param(ShortTails, "missing beyond 4 std", DRAWS, marks=pytest.mark.slow),
-        pytest.param(LargerContribution, "canary adds one clip norm", DRAWS, marks=pytest.mark.slow),
+        pytest.param(
+            LargerContribution, "canary adds one clip norm", DRAWS, marks=pytest.mark.slow
+        ),
         (TwiceInABatch, "example twice in a batch", FEW),
         (lambda stated: replace(stated, sampling="uniform"), "law of the drawn size", FEW),
-        (lambda stated: replace(stated, noise_multipliers=(5.85,) * NODES), "noise below the stated", FEW),
-        pytest.param(lambda stated: Oversampled(stated, 1.01), "sampling rate", DRAWS, marks=pytest.mark.slow),
+        (
+            lambda stated: replace(stated, noise_multipliers=(5.85,) * NODES),
+            "noise below the stated",
+            FEW,
+        ),
+        pytest.param(
+            lambda stated: Oversampled(stated, 1.01), "sampling rate", DRAWS, marks=pytest.mark.slow
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_other_faults_are_flagged(spoil: Callable[..., Releases], check: str, draws: int) -> None:
-    """One pair of nodes, noise 2.8 % too small, a rate 1 % too large, batches of one size: all are seen."""
+    """One pair of nodes, noise 2.8 % too small, a rate 1 % too large, batches of one size: all are
+    seen."""
     assert check in audit_of(spoil, draws=draws).flagged
 
 
@@ -209,7 +245,9 @@ def test_the_wrapper_of_faults_spoils_nothing_by_itself() -> None:
 # The audited mechanism is the run's
 
 
-@pytest.mark.parametrize("values", [*KINDS, ["algorithm.name=dp2sgd", "graph.num_nodes=7"]], ids=str)
+@pytest.mark.parametrize(
+    "values", [*KINDS, ["algorithm.name=dp2sgd", "graph.num_nodes=7"]], ids=str
+)
 def test_noise_rate_clip_norm_and_sampling_are_those_of_the_run(values: list[str]) -> None:
     made = setting(*values)
     batch, total = made.stated_batch
@@ -217,12 +255,17 @@ def test_noise_rate_clip_norm_and_sampling_are_those_of_the_run(values: list[str
     audited = many_nodes(made)
     assert (run.expected_batch_sizes[0], run.num_examples[0]) == (batch, total)
     assert set(audited.noise_multipliers) == {run.noise_multipliers[0]}
-    assert (audited.clip_norm, audited.sampling, type(audited)) == (run.clip_norm, run.sampling, type(run))
+    assert (audited.clip_norm, audited.sampling, type(audited)) == (
+        run.clip_norm,
+        run.sampling,
+        type(run),
+    )
     assert audited.event(0).sampling_rate == pytest.approx(run.event(0).sampling_rate, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("batch", "total"), [(1, 3), (2048, 6000), (64, 60000), (1, 60000), (5999, 6000), (6000, 6000), (17, 997)]
+    ("batch", "total"),
+    [(1, 3), (2048, 6000), (64, 60000), (1, 60000), (5999, 6000), (6000, 6000), (17, 997)],
 )
 def test_smaller_data_have_the_same_rate(batch: int, total: int) -> None:
     small, of = scaled(batch, total)
@@ -265,7 +308,9 @@ def drawn(seed: int, size: float) -> Finding:
 
 
 def missing(seed: int, size: float) -> Finding:
-    return proportion(int(random(seed).binomial(SIZE, 0.2 * (1 - size))), SIZE, 0.2, LEVEL, fewer=True)
+    return proportion(
+        int(random(seed).binomial(SIZE, 0.2 * (1 - size))), SIZE, 0.2, LEVEL, fewer=True
+    )
 
 
 def one_of_many(seed: int, size: float) -> Finding:
@@ -300,8 +345,11 @@ TESTS: dict[str, Callable[[int, float], Finding]] = {
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_the_smallest_fault_is_caught_as_often_as_promised_and_a_third_of_it_seldom(name: str) -> None:
-    """Of 300 samples with the printed fault 3 may be missed on average; 10 or more have a chance of 0.1 %."""
+def test_the_smallest_fault_is_caught_as_often_as_promised_and_a_third_of_it_seldom(
+    name: str,
+) -> None:
+    """Of 300 samples with the printed fault 3 may be missed on average; 10 or more have a chance of
+    0.1 %."""
     test = TESTS[name]
     smallest = test(0, 0.0).smallest
     assert 0 < smallest < 0.5
@@ -322,7 +370,8 @@ def test_a_count_that_must_be_full_is_flagged_if_it_is_not() -> None:
 
 
 def test_what_could_never_show_is_called_infinite() -> None:
-    """Two expected, none seen: that happens by chance, so even tails that are cut off would pass."""
+    """Two expected, none seen: that happens by chance, so even tails that are cut off would
+    pass."""
     assert proportion(0, 20_000, 1e-4, LEVEL, fewer=True).p_value > LEVEL
     assert proportion(0, 20_000, 1e-4, LEVEL, fewer=True).smallest == np.inf
 
@@ -336,7 +385,9 @@ def test_magnitudes_of_gaussian_values_are_gaussian() -> None:
 def test_the_stated_level_is_shared_by_all_checks() -> None:
     result = audit_mechanism(setting(), FEW)
     assert result.false_alarm_level == ALARMS
-    assert all(check.flagged == (check.p_value <= ALARMS / len(result.checks)) for check in result.checks)
+    assert all(
+        check.flagged == (check.p_value <= ALARMS / len(result.checks)) for check in result.checks
+    )
     infinite = {check.name for check in result.checks if not np.isfinite(check.smallest)}
     assert infinite == {"missing beyond 4 std"}  # ten values of 160,000
     assert len({check.name for check in result.checks}) == len(result.checks)

@@ -26,7 +26,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_a_block_that_was_freed_is_handed_out_again_without_page_faults() -> None:
     faults = {
-        way: int(subprocess.run([sys.executable, "-c", SCRIPT, way], capture_output=True, text=True, check=True).stdout)
+        way: int(
+            subprocess.run(
+                [sys.executable, "-c", SCRIPT, way], capture_output=True, text=True, check=True
+            ).stdout
+        )
         for way in ("keep", "default")
     }
     assert faults["default"] > 100  # 64 MB go back to the system and come again, ten times

@@ -1,4 +1,5 @@
-"""Planning: predictions equal what a run does, limits hold, the ranking follows its model, no data are opened."""
+"""Planning: predictions equal what a run does, limits hold, the ranking follows its model, no data
+are opened."""
 
 from __future__ import annotations
 
@@ -13,14 +14,30 @@ from dpcsgp.config import AlgorithmConfig, Config, load_config, make_config, to_
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import directed_ring
 from dpcsgp.network import Simulator
-from dpcsgp.planning import Limits, Plan, Row, declared_facts, diagnose, radius_curves, search, search_features, sweep
+from dpcsgp.planning import (
+    Limits,
+    Plan,
+    Row,
+    declared_facts,
+    diagnose,
+    radius_curves,
+    search,
+    search_features,
+    sweep,
+)
 from dpcsgp.planning.outlook import DISTANCE, Gossip, Outlook, foresee
 from dpcsgp.planning.search import choose, mark_front
-from dpcsgp.runs.build import assemble, load_data
-from dpcsgp.runs.design import design
+from dpcsgp.runs.build import build_run, load_builtin_data
+from dpcsgp.runs.design import design_run
 from dpcsgp.runs.folder import ResultsFolder
 
-DIGITS = ["task.name=digits", "task.model=mlp:16", "graph.num_nodes=4", "privacy.epsilon=4", "run.checkpoint_every=0"]
+DIGITS = [
+    "task.name=digits",
+    "task.model=mlp:16",
+    "graph.num_nodes=4",
+    "privacy.epsilon=4",
+    "run.checkpoint_every=0",
+]
 LIMITS = Limits(megabytes=0.01, minutes=1)
 
 
@@ -33,10 +50,12 @@ def plan() -> Plan:
 def test_declared_facts_are_those_of_the_loaded_data() -> None:
     for settings in (DIGITS, [*DIGITS, "task.features=dct:4", "graph.num_nodes=7"]):
         config = load_config(None, settings)
-        assert declared_facts(config) == load_data(config).facts
+        assert declared_facts(config) == load_builtin_data(config).facts
 
 
-def test_facts_of_published_data_need_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_of_published_data_need_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPCSGP_CACHE", str(tmp_path / "empty"))
     facts = declared_facts(Config(), num_examples=50)
     assert facts.num_examples == (50,) * 10
@@ -48,7 +67,9 @@ def test_every_plan_is_within_the_limits(plan: Plan) -> None:
     assert plan.rows
     assert all(row.bytes_per_edge <= 10_000 and row.seconds <= 60 for row in plan.rows)
     assert len(plan.rows) < plan.num_tried
-    assert any(row.config.algorithm.name == "local" and row.bytes_per_edge == 0 for row in plan.rows)
+    assert any(
+        row.config.algorithm.name == "local" and row.bytes_per_edge == 0 for row in plan.rows
+    )
 
 
 def test_predicted_bytes_noise_and_rate_are_those_of_the_run(plan: Plan, tmp_path: Path) -> None:
@@ -57,15 +78,19 @@ def test_predicted_bytes_noise_and_rate_are_those_of_the_run(plan: Plan, tmp_pat
         quickest.setdefault(row.exchange, row)
     assert {"rot:1", "rot:2", "block:30", "local"} <= set(quickest)
     for name, row in quickest.items():
-        config = make_config({**row.config.model_dump(), "run": {"evaluate_every": 0, "checkpoint_every": 0}})
-        data = load_data(config)
-        blueprint = design(config, data.facts)
+        config = make_config(
+            {**row.config.model_dump(), "run": {"evaluate_every": 0, "checkpoint_every": 0}}
+        )
+        data = load_builtin_data(config)
+        design = design_run(config, data.facts)
         folder = ResultsFolder.create(tmp_path / name.replace(":", "-"), config)
-        run = assemble(blueprint, data, Simulator(blueprint.topology), folder.path, folder.run_id)
-        summary = folder.finish(blueprint, run, training.train(run))
+        run = build_run(design, data, Simulator(design.topology), folder.path, folder.run_id)
+        summary = folder.finish(design, run, training.train(run))
         assert summary["bytes_per_edge"] == row.bytes_per_edge, name
         assert summary["mixing_rate"] == row.mixing_rate
-        assert max(summary["noise_multiplier"]) == pytest.approx(row.outlook.noise_multiplier, rel=1e-9)
+        assert max(summary["noise_multiplier"]) == pytest.approx(
+            row.outlook.noise_multiplier, rel=1e-9
+        )
         assert summary["epsilon"] <= 4.0
 
 
@@ -81,13 +106,19 @@ def test_impossible_limits_are_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match="--max-megabytes -1"):
         Limits(megabytes=-1)
     with pytest.raises(ConfigError, match=r"privacy\.epsilon is a list"):
-        search(load_config(None, [*DIGITS, "privacy.epsilon=[1,2,3,4]"]), declared_facts(config), LIMITS)
+        search(
+            load_config(None, [*DIGITS, "privacy.epsilon=[1,2,3,4]"]),
+            declared_facts(config),
+            LIMITS,
+        )
 
 
 @pytest.mark.slow
 def test_low_frequencies_are_tried_for_large_pictures_and_plain_networks_only() -> None:
     def tried(*settings: str) -> set[str]:
-        config = load_config(None, ["task.model=mlp:4", "graph.num_nodes=2", "privacy.epsilon=8", *settings])
+        config = load_config(
+            None, ["task.model=mlp:4", "graph.num_nodes=2", "privacy.epsilon=8", *settings]
+        )
         found = search_features(config, 30, Limits(megabytes=0.002))
         return {row.config.task.features for row in found.rows}
 
@@ -96,13 +127,19 @@ def test_low_frequencies_are_tried_for_large_pictures_and_plain_networks_only() 
 
 
 def test_histograms_with_a_linear_model_are_planned_where_any_model_will_do() -> None:
-    config = load_config(None, ["task.name=mnist", "graph.num_nodes=3", "privacy.epsilon=4", "run.checkpoint_every=0"])
+    config = load_config(
+        None,
+        ["task.name=mnist", "graph.num_nodes=3", "privacy.epsilon=4", "run.checkpoint_every=0"],
+    )
     found = search_features(config, 30, Limits(megabytes=0.02), free_model=True)
     models = {row.config.task.features: row.config.task.model for row in found.rows}
     assert models == {"standardize": "mlp:128", "dct:10": "mlp:128", "hog:8": "logistic"}
     ends = [row for row in found.rows if row.exchange.startswith("end ")]
-    assert {row.config.task.features for row in ends} == {"hog:8"}  # only convex models can be averaged at the end
-    alone = [row for row in found.rows if row.exchange == "local" and row.config.task.features == "hog:8"]
+    # only convex models can be averaged at the end
+    assert {row.config.task.features for row in ends} == {"hog:8"}
+    alone = [
+        row for row in found.rows if row.exchange == "local" and row.config.task.features == "hog:8"
+    ]
     assert max(row.bytes_per_edge for row in alone) == 0 < min(row.bytes_per_edge for row in ends)
     sent = {row.bytes_per_edge for row in ends if row.exchange == "end rot:3"}
     assert len(sent) == 1  # rounds at the end only, however many steps
@@ -117,7 +154,9 @@ def row(shortfall: float, num_bytes: int, seconds: float) -> Row:
 
 
 def test_the_front_holds_what_nothing_beats_and_the_choice_is_quick() -> None:
-    rows = mark_front([row(0.2, 10, 1), row(0.1, 20, 9), row(0.101, 20, 5), row(0.3, 10, 1), row(0.1005, 30, 9)])
+    rows = mark_front(
+        [row(0.2, 10, 1), row(0.1, 20, 9), row(0.101, 20, 5), row(0.3, 10, 1), row(0.1005, 30, 9)]
+    )
     assert [(r.outlook.shortfall, r.on_front) for r in rows] == [
         (0.1, True), (0.1005, False), (0.101, True), (0.2, True), (0.3, False),
     ]  # fmt: skip
@@ -130,7 +169,8 @@ def test_the_outlook_follows_its_formula() -> None:
     found = foresee(settings, gossip, dim=100, noise_multiplier=2.0, clip_norm=1.0, batch_size=10)
     strength = math.sqrt(0.25 + 100 * (2 / 10) ** 2 / 4)
     assert found.gradient_noise == pytest.approx(0.1)
-    assert found.learning_rate == pytest.approx(DISTANCE / (5 * strength), rel=0.05)  # rounded to two digits
+    # rounded to two digits
+    assert found.learning_rate == pytest.approx(DISTANCE / (5 * strength), rel=0.05)
     assert found.shortfall == pytest.approx(strength / 5)
     assert found.model_noise == pytest.approx(found.learning_rate * 0.1 * 5)  # 25 independent steps
 
@@ -139,7 +179,9 @@ def test_the_outlook_is_better_with_more_nodes_steps_and_polish_and_less_noise()
     settings = AlgorithmConfig(steps=30, polish_rounds=0)
     gossip = Gossip(radius=0.8, disagreement=2.0, num_averaged=10)
 
-    def shortfall(settings: AlgorithmConfig = settings, gossip: Gossip = gossip, noise: float = 10.0) -> float:
+    def shortfall(
+        settings: AlgorithmConfig = settings, gossip: Gossip = gossip, noise: float = 10.0
+    ) -> float:
         return foresee(settings, gossip, 1000, noise, 1.0, 1000).shortfall
 
     usual = shortfall()
@@ -171,7 +213,10 @@ def test_momentum_gathers_noise_as_simulated() -> None:
         (["compression.spec=sign", "algorithm.mixing_rate=1"], False),
         (["algorithm.name=dp-block", "compression.spec=none"], True),
         (["algorithm.name=dp-block", "compression.spec=gsgd:8/64"], True),
-        (["algorithm.name=dp-block", "compression.spec=rot:1"], False),  # a spread of half the displacement stays
+        (
+            ["algorithm.name=dp-block", "compression.spec=rot:1"],
+            False,
+        ),  # a spread of half the displacement stays
         (["algorithm.name=dp-block", "compression.spec=gsgd:4"], False),  # grows
         (["algorithm.name=dp-block", "compression.spec=top:0.1"], False),  # no law
         (["algorithm.name=dp-sgp"], True),
@@ -188,13 +233,16 @@ def test_the_diagnosis_knows_healthy_from_unhealthy(settings: list[str], healthy
 def test_a_round_costs_what_one_more_round_of_a_run_costs() -> None:
     for spec in ("rot:1", "gsgd:4/64", "rand:0.5"):
         config = load_config(None, [*DIGITS, f"compression.spec={spec}"])
-        blueprint = design(config, declared_facts(config))
-        found = diagnose(config, blueprint.dim, 375)
-        assert found.bytes_per_round == blueprint.algorithm.wire_bytes(blueprint.dim, 1)
+        design = design_run(config, declared_facts(config))
+        found = diagnose(config, design.dim, 375)
+        assert found.bytes_per_round == design.algorithm.wire_bytes(design.dim, 1)
 
 
 def test_the_sweep_shows_which_compressors_need_a_smaller_rate() -> None:
-    rows = {found.compressor: found for found in sweep(directed_ring(10), 101_770, ["rand:0.9", "rand:0.1", "gsgd:8"])}
+    rows = {
+        found.compressor: found
+        for found in sweep(directed_ring(10), 101_770, ["rand:0.9", "rand:0.1", "gsgd:8"])
+    }
     assert rows["rand:0.9"].radius_at_one == pytest.approx(0.96, abs=0.01)
     assert rows["rand:0.1"].radius_at_one == pytest.approx(1.15, abs=0.01)
     assert rows["rand:0.1"].best_radius < 1
@@ -202,7 +250,9 @@ def test_the_sweep_shows_which_compressors_need_a_smaller_rate() -> None:
 
 
 def test_radius_curves_leave_out_what_has_no_law() -> None:
-    rates, curves = radius_curves(directed_ring(5), 1000, ["rot:1", "sign", "top:0.1", "rot:1"], num_rates=5)
+    rates, curves = radius_curves(
+        directed_ring(5), 1000, ["rot:1", "sign", "top:0.1", "rot:1"], num_rates=5
+    )
     assert list(curves) == ["rot:1"]
     assert rates[-1] == 1.0
     assert len(curves["rot:1"]) == 5

@@ -1,4 +1,5 @@
-"""Streams depend on (key, purpose, step, node) and on nothing else; public and private keys never meet."""
+"""Streams depend on (key, purpose, step, node) and on nothing else; public and private keys never
+meet."""
 
 from __future__ import annotations
 
@@ -23,9 +24,12 @@ def test_a_longer_draw_starts_with_the_shorter_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "purpose", "step", "node"), [(6, "mask", 9, 2), (5, "dither", 9, 2), (5, "mask", 10, 2), (5, "mask", 9, 3)]
+    ("seed", "purpose", "step", "node"),
+    [(6, "mask", 9, 2), (5, "dither", 9, 2), (5, "mask", 10, 2), (5, "mask", 9, 3)],
 )
-def test_every_coordinate_of_the_address_matters(seed: int, purpose: str, step: int, node: int) -> None:
+def test_every_coordinate_of_the_address_matters(
+    seed: int, purpose: str, step: int, node: int
+) -> None:
     reference = PublicRandomness(5, [2]).bytes("mask", 9, 64)[0]
     assert (PublicRandomness(seed, [node]).bytes(purpose, step, 64)[0] != reference).any()
 
@@ -53,7 +57,9 @@ def test_private_and_public_streams_of_one_seed_are_unrelated() -> None:
 
 def test_keys_do_not_show_in_a_repr() -> None:
     random = PrivateRandomness.fresh([0])
-    assert all(key.hex() not in repr(random) and repr(key) not in repr(random) for key in random._keys)
+    assert all(
+        key.hex() not in repr(random) and repr(key) not in repr(random) for key in random._keys
+    )
 
 
 def test_bytes_are_uniform() -> None:
@@ -68,7 +74,9 @@ def test_bad_seeds_are_refused() -> None:
 
 
 def test_set_up_generators_differ_by_purpose() -> None:
-    assert numpy_generator(0, "graph").integers(1 << 60) != numpy_generator(0, "partition").integers(1 << 60)
+    assert numpy_generator(0, "graph").integers(1 << 60) != numpy_generator(
+        0, "partition"
+    ).integers(1 << 60)
 
 
 def test_torch_draws_from_a_private_stream_inside_and_goes_on_as_before_outside() -> None:
@@ -98,13 +106,18 @@ def test_the_whole_state_of_torchs_generator_is_replaced() -> None:
     ("seed", "purpose", "step", "node"),
     [(6, "noise", 9, 2), (5, "order", 9, 2), (5, "noise", 10, 2), (5, "noise", 9, 3)],
 )
-def test_every_coordinate_of_a_private_address_matters(seed: int, purpose: str, step: int, node: int) -> None:
+def test_every_coordinate_of_a_private_address_matters(
+    seed: int, purpose: str, step: int, node: int
+) -> None:
     reference = PrivateRandomness.seeded(5, [2]).row_bytes("noise", 9, 0, 64)
-    assert (PrivateRandomness.seeded(seed, [node]).row_bytes(purpose, step, 0, 64) != reference).any()
+    assert (
+        PrivateRandomness.seeded(seed, [node]).row_bytes(purpose, step, 0, 64) != reference
+    ).any()
 
 
 def test_fresh_keys_are_the_nodes_own_and_random_in_every_byte() -> None:
-    random = PrivateRandomness.fresh([0] * 1000)  # one node number: only the keys can tell the streams apart
+    # one node number: only the keys can tell the streams apart
+    random = PrivateRandomness.fresh([0] * 1000)
     assert len({random.row_bytes("noise", 0, row, 16).tobytes() for row in range(1000)}) == 1000
     keys = np.array([list(key) for key in random._keys])
     assert keys.shape == (1000, 32)
@@ -124,7 +137,10 @@ def test_no_block_of_a_stream_belongs_to_another_step_or_node() -> None:
 
 def test_torchs_numbers_follow_the_secret_key() -> None:
     drawn = []
-    for random in (*(PrivateRandomness.fresh([0]) for _ in range(3)), PrivateRandomness.seeded(0, [0])):
+    for random in (
+        *(PrivateRandomness.fresh([0]) for _ in range(3)),
+        PrivateRandomness.seeded(0, [0]),
+    ):
         torch.manual_seed(0)  # whatever is public
         with torch_secrets(random, 0):
             drawn.append(torch.rand(100))

@@ -15,8 +15,8 @@ from dpcsgp import training
 from dpcsgp.config import load_config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy.ledger import read_ledger
-from dpcsgp.runs.build import assemble, load_data
-from dpcsgp.runs.design import design
+from dpcsgp.runs.build import build_run, load_builtin_data
+from dpcsgp.runs.design import design_run
 from dpcsgp.runs.folder import ResultsFolder
 
 NODES, STEPS = 3, 4
@@ -41,7 +41,9 @@ class Diary:
     events: list[tuple[str, list[int], list[int]]] = field(default_factory=list)
 
     def note(self, what: str) -> None:
-        self.events.append((what, list(self.budget.remaining), [read_ledger(p).count for p in self.ledgers]))
+        self.events.append(
+            (what, list(self.budget.remaining), [read_ledger(p).count for p in self.ledgers])
+        )
 
 
 class WatchedNetwork(Simulator):
@@ -85,12 +87,18 @@ def watch_disk(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(sys.platform == "darwin", reason="has another name for fsync")
 def test_spend_record_disk_examples_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(None, SETTINGS)
-    data = load_data(config)
-    blueprint = design(config, data.facts)
-    folder, network = ResultsFolder.create(tmp_path / "run", config), WatchedNetwork(blueprint.topology)
-    run = assemble(blueprint, data, network, folder.path, folder.run_id)
+    data = load_builtin_data(config)
+    design = design_run(config, data.facts)
+    folder, network = (
+        ResultsFolder.create(tmp_path / "run", config),
+        WatchedNetwork(design.topology),
+    )
+    run = build_run(design, data, network, folder.path, folder.run_id)
     diary = network.diary = Diary(sorted((folder.path / "ledger").glob("*.jsonl")), run.budget)
-    run, before = replace(run, task=WatchedTask(run.task, diary)), [int(left or 0) for left in run.budget.remaining]
+    run, before = (
+        replace(run, task=WatchedTask(run.task, diary)),
+        [int(left or 0) for left in run.budget.remaining],
+    )
     watch_disk(diary, monkeypatch)
     training.train(run)
     monkeypatch.undo()

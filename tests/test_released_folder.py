@@ -1,4 +1,5 @@
-"""A results folder that version 0.1.0 wrote still loads, accounts, reports and resumes: nothing spent is forgotten."""
+"""A results folder that version 0.1.0 wrote still loads, accounts, reports and resumes: nothing
+spent is forgotten."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_it_accounts(folder: Path) -> None:
     ledgers = read_ledgers(folder)
     assert [ledger.count for ledger in ledgers] == [DONE] * 4
     spent = max(composed_epsilon(ledger.releases(), 1e-4) for ledger in ledgers)
-    assert spent == pytest.approx(json.loads((folder / "summary.json").read_text())["epsilon"], rel=1e-3)
+    assert spent == pytest.approx(
+        json.loads((folder / "summary.json").read_text())["epsilon"], rel=1e-3
+    )
 
 
 def test_it_loads_and_reports(folder: Path, tmp_path: Path) -> None:
@@ -44,5 +47,7 @@ def test_it_resumes_and_the_budget_holds_for_both_parts(folder: Path) -> None:
     summary = run_session(None, [], folder, resume=True, allow_divergence=False)
     after = read_ledgers(folder)
     assert summary["stopped_because"] == "completed"
-    assert [ledger.count - count for ledger, count in zip(after, before, strict=True)] == [PLANNED - DONE] * 4
+    assert [ledger.count - count for ledger, count in zip(after, before, strict=True)] == [
+        PLANNED - DONE
+    ] * 4
     assert max(composed_epsilon(ledger.releases(), 1e-4) for ledger in after) <= 4.0

@@ -1,4 +1,5 @@
-"""The loop, end to end on scikit-learn's digits: laws of privacy, of bytes, and of going on after a stop."""
+"""The loop, end to end on scikit-learn's digits: laws of privacy, of bytes, and of going on after a
+stop."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from dpcsgp.errors import ConfigError, PrivateStepError
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import clipping_engine
 from dpcsgp.randomness import PrivateRandomness
-from dpcsgp.runs.build import Data, assemble, load_data
-from dpcsgp.runs.design import Blueprint, design
+from dpcsgp.runs.build import Data, build_run, load_builtin_data
+from dpcsgp.runs.design import RunDesign, design_run
 from dpcsgp.runs.folder import ResultsFolder
 
 SMALL = [
@@ -39,8 +40,8 @@ SMALL = [
 class Wiretap(Simulator):
     """A network that keeps a copy of every frame that left."""
 
-    def __init__(self, blueprint: Blueprint) -> None:
-        super().__init__(blueprint.topology)
+    def __init__(self, design: RunDesign) -> None:
+        super().__init__(design.topology)
         self.frames: list[Tensor] = []
 
     def exchange(self, frames_NB: Tensor) -> Tensor:
@@ -48,25 +49,25 @@ class Wiretap(Simulator):
         return super().exchange(frames_NB)
 
 
-def prepare(out: Path, *settings: str) -> tuple[training.Run, Blueprint, ResultsFolder]:
+def prepare(out: Path, *settings: str) -> tuple[training.Run, RunDesign, ResultsFolder]:
     config = load_config(None, [*SMALL, *settings])
-    data, blueprint = build(config)
+    data, design = build(config)
     folder = ResultsFolder.create(out, config)
-    run = assemble(blueprint, data, Wiretap(blueprint), folder.path, folder.run_id)
-    return run, blueprint, folder
+    run = build_run(design, data, Wiretap(design), folder.path, folder.run_id)
+    return run, design, folder
 
 
-def build(config: Config) -> tuple[Data, Blueprint]:
-    data = load_data(config)
-    return data, design(config, data.facts)
+def build(config: Config) -> tuple[Data, RunDesign]:
+    data = load_builtin_data(config)
+    return data, design_run(config, data.facts)
 
 
 def resume(out: Path) -> tuple[training.Run, training.Progress]:
     folder, config = ResultsFolder.reopen(out)
-    data, blueprint = build(config)
-    run = assemble(blueprint, data, Wiretap(blueprint), folder.path, folder.run_id)
+    data, design = build(config)
+    run = build_run(design, data, Wiretap(design), folder.path, folder.run_id)
     assert run.checkpoints is not None
-    snapshot = run.checkpoints.load_common([run.checkpoints.whole_steps()])
+    snapshot = run.checkpoints.load_common([run.checkpoints.complete_steps()])
     return run, training.train(run, resume_from=snapshot)
 
 
@@ -76,15 +77,15 @@ def frames(run: training.Run) -> list[Tensor]:
 
 
 def test_a_run_learns_and_its_three_numbers_agree(tmp_path: Path) -> None:
-    run, blueprint, folder = prepare(tmp_path / "run")
-    summary = folder.finish(blueprint, run, training.train(run))
+    run, design, folder = prepare(tmp_path / "run")
+    summary = folder.finish(design, run, training.train(run))
     assert summary["accuracy_node_mean"] > 0.5
     assert summary["private"] and summary["epsilon"] <= 4
     assert summary["epsilon"] == pytest.approx(4, rel=0.02)
     sent = sum(frame.shape[1] for frame in frames(run))
-    assert summary["bytes_per_edge"] == sent == blueprint.bytes_per_edge()
+    assert summary["bytes_per_edge"] == sent == design.bytes_per_edge()
     assert summary["releases"] == [12] * 4
-    degrees = [len(blueprint.topology.receivers_from(node)) - 1 for node in range(4)]
+    degrees = [len(design.topology.receivers_from(node)) - 1 for node in range(4)]
     assert summary["bytes_sent_per_node"] == sent * max(degrees)
     assert json.loads((folder.path / "summary.json").read_text())["stopped_because"] == "completed"
 
@@ -113,9 +114,9 @@ def test_the_ledger_is_on_disk_before_the_message_leaves(tmp_path: Path) -> None
 def test_a_seeded_run_repeats_and_says_that_it_is_not_private(tmp_path: Path) -> None:
     finals = []
     for name in ("a", "b"):
-        run, blueprint, folder = prepare(tmp_path / name, "privacy.seed=5")
+        run, design, folder = prepare(tmp_path / name, "privacy.seed=5")
         progress = training.train(run)
-        assert folder.finish(blueprint, run, progress)["private"] is False
+        assert folder.finish(design, run, progress)["private"] is False
         finals.append(progress.state.x_ND)
     assert torch.equal(finals[0], finals[1])
 
@@ -127,7 +128,9 @@ def test_private_runs_differ(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop_at", [1, 5, 11])
 def test_a_seeded_run_resumed_anywhere_ends_bit_identical(tmp_path: Path, stop_at: int) -> None:
-    whole = training.train(prepare(tmp_path / "whole", "privacy.seed=5", "compression.spec=gsgd:4/64")[0])
+    whole = training.train(
+        prepare(tmp_path / "whole", "privacy.seed=5", "compression.spec=gsgd:4/64")[0]
+    )
     run, _, _ = prepare(tmp_path / "cut", "privacy.seed=5", "compression.spec=gsgd:4/64")
     cut = training.train(run, should_stop=lambda step: step == stop_at)
     assert cut.stopped_because == f"interrupted at step {stop_at} of 12"
@@ -159,7 +162,8 @@ def test_a_crash_replays_with_fresh_noise_and_the_ledger_counts_both(tmp_path: P
     run.ledger.close()
     run, resumed = resume(tmp_path / "run")
     assert resumed.stopped_because == "completed"
-    assert sum(count for _, count in run.ledger.releases(0)) == 14  # steps 3 and 4 were released twice
+    # steps 3 and 4 were released twice
+    assert sum(count for _, count in run.ledger.releases(0)) == 14
     assert max(run.epsilon_spent()) <= 4
     assert not torch.equal(before[3], frames(run)[0])
 
@@ -180,7 +184,8 @@ def test_without_a_reserve_the_run_stops_early_instead_of_overspending(tmp_path:
 
 
 def test_noise_comes_before_encoding(tmp_path: Path) -> None:
-    """The first message of a node is its noised gradient: encoded before the noise, it would be far smaller."""
+    """The first message of a node is its noised gradient: encoded before the noise, it would be far
+    smaller."""
     settings = ["privacy.epsilon=0.2", "compression.spec=none", "algorithm.momentum=0"]
     run, _, _ = prepare(tmp_path / "run", *settings)
     training.train(run, should_stop=lambda step: step == 1)
@@ -192,14 +197,25 @@ def test_noise_comes_before_encoding(tmp_path: Path) -> None:
 
 
 def test_huge_clip_and_no_noise_is_sgd(tmp_path: Path) -> None:
-    settings = ["privacy.noise=none", "privacy.clip_norm=1e6", "algorithm.momentum=0", "algorithm.steps=1"]
-    settings += ["privacy.expected_batch_size=375", "algorithm.name=local", "algorithm.polish_rounds=0"]
-    run, blueprint, _ = prepare(tmp_path / "run", *settings)
+    settings = [
+        "privacy.noise=none",
+        "privacy.clip_norm=1e6",
+        "algorithm.momentum=0",
+        "algorithm.steps=1",
+    ]
+    settings += [
+        "privacy.expected_batch_size=375",
+        "algorithm.name=local",
+        "algorithm.polish_rounds=0",
+    ]
+    run, design, _ = prepare(tmp_path / "run", *settings)
     state = training.train(run).state
-    module, task = blueprint.module, run.task
+    module, task = design.module, run.task
     inputs, targets = task.examples(torch.arange(375).expand(4, -1))
     loss = task.loss(module(inputs[2]), targets[2]).mean()
-    gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
+    gradient = torch.cat(
+        [g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))]
+    )
     assert torch.allclose(state.x_ND[2], -1.0 * gradient, atol=1e-5)
 
 
@@ -208,14 +224,25 @@ def test_a_node_whose_budget_ends_keeps_gossiping_without_releases(tmp_path: Pat
     run.budget.remaining[1] = 2
     progress = training.train(run)
     assert progress.stopped_because == "completed"
-    assert [sum(count for _, count in run.ledger.releases(node)) for node in range(4)] == [6, 2, 6, 6]
+    assert [sum(count for _, count in run.ledger.releases(node)) for node in range(4)] == [
+        6,
+        2,
+        6,
+        6,
+    ]
 
 
 def test_per_node_budgets_and_batch_sizes(tmp_path: Path) -> None:
-    run, _, _ = prepare(tmp_path / "run", "privacy.epsilon=[1,2,4,8]", "privacy.expected_batch_size=[16,32,64,64]")
+    run, _, _ = prepare(
+        tmp_path / "run", "privacy.epsilon=[1,2,4,8]", "privacy.expected_batch_size=[16,32,64,64]"
+    )
     training.train(run)
-    assert all(spent <= limit for spent, limit in zip(run.epsilon_spent(), [1, 2, 4, 8], strict=True))
-    assert all(spent > 0.9 * limit for spent, limit in zip(run.epsilon_spent(), [1, 2, 4, 8], strict=True))
+    assert all(
+        spent <= limit for spent, limit in zip(run.epsilon_spent(), [1, 2, 4, 8], strict=True)
+    )
+    assert all(
+        spent > 0.9 * limit for spent, limit in zip(run.epsilon_spent(), [1, 2, 4, 8], strict=True)
+    )
 
 
 def test_nodes_of_unlike_size_get_the_same_gradients_as_in_one_pass(tmp_path: Path) -> None:
@@ -232,14 +259,16 @@ def test_nodes_of_unlike_size_get_the_same_gradients_as_in_one_pass(tmp_path: Pa
     model_ND = run.anchor_D.expand(4, -1).contiguous()
     grouped_ND = run.private_gradients(model_ND, 0)
     indices_NE, present_NE = run.mechanism.draw(0, run.private, [True] * 4)
-    sums_ND = run.engine.clipped_sum(model_ND, *run.task.examples(indices_NE), present_NE, run.mechanism.clip_norm)
+    sums_ND = run.engine.clipped_sum(
+        model_ND, *run.task.examples(indices_NE), present_NE, run.mechanism.clip_norm
+    )
     divisors = torch.tensor(run.mechanism.expected_batch_sizes)[:, None]
     assert torch.allclose(grouped_ND.double(), sums_ND.double() / divisors, atol=1e-6)
 
 
 def test_nothing_unaccounted_is_recorded(tmp_path: Path) -> None:
-    run, blueprint, folder = prepare(tmp_path / "run")
-    folder.finish(blueprint, run, training.train(run))
+    run, design, folder = prepare(tmp_path / "run")
+    folder.finish(design, run, training.train(run))
     keys = {key for row in run.recorder.rows for key in row} | set(
         json.loads((folder.path / "summary.json").read_text())
     )
@@ -247,21 +276,29 @@ def test_nothing_unaccounted_is_recorded(tmp_path: Path) -> None:
     assert not [key for key in keys if any(word in key for word in forbidden)]
 
 
-@pytest.mark.parametrize("name", ["dp-block", "local-then-average", "dp2sgd", "dp-sgp", "dp-sgd", "local"])
+@pytest.mark.parametrize(
+    "name", ["dp-block", "local-then-average", "dp2sgd", "dp-sgp", "dp-sgd", "local"]
+)
 def test_all_private_methods_go_through_the_same_loop(tmp_path: Path, name: str) -> None:
     settings = [f"algorithm.name={name}", "compression.spec=none"]
-    run, blueprint, folder = prepare(tmp_path / name, *settings)
-    summary = folder.finish(blueprint, run, training.train(run))
+    run, design, folder = prepare(tmp_path / name, *settings)
+    summary = folder.finish(design, run, training.train(run))
     assert summary["accuracy_node_mean"] > 0.3
     assert summary["epsilon"] <= 4
-    assert (summary["bytes_per_edge"] == 0) == (name in ("local", "dp-sgd")) or summary["num_nodes"] == 1
-    assert summary["bytes_per_edge"] == blueprint.bytes_per_edge()
+    assert (summary["bytes_per_edge"] == 0) == (name in ("local", "dp-sgd")) or summary[
+        "num_nodes"
+    ] == 1
+    assert summary["bytes_per_edge"] == design.bytes_per_edge()
 
 
 def test_local_then_average_sends_nothing_before_the_polish_rounds(tmp_path: Path) -> None:
     seeds = ("privacy.seed=5", "compression.spec=none")
-    alone, _, _ = prepare(tmp_path / "alone", *seeds, "algorithm.name=local", "algorithm.polish_rounds=0")
-    then, _, _ = prepare(tmp_path / "then", *seeds, "algorithm.name=local-then-average", "algorithm.polish_rounds=40")
+    alone, _, _ = prepare(
+        tmp_path / "alone", *seeds, "algorithm.name=local", "algorithm.polish_rounds=0"
+    )
+    then, _, _ = prepare(
+        tmp_path / "then", *seeds, "algorithm.name=local-then-average", "algorithm.polish_rounds=40"
+    )
     model_ND = alone.algorithm.model(training.train(alone).state)
     progress = training.train(then)
     assert len(frames(then)) == 40  # the polish rounds, nothing before
@@ -278,7 +315,9 @@ def test_the_last_iterates_are_averaged_before_the_polish_rounds(tmp_path: Path)
     settings = ("privacy.seed=5", "algorithm.name=local", "algorithm.polish_rounds=0")
     run, _, _ = prepare(tmp_path / "plain", *settings)
     models: list[Tensor] = []
-    training.train(run, watch=lambda progress: models.append(run.algorithm.model(progress.state).clone()))
+    training.train(
+        run, watch=lambda progress: models.append(run.algorithm.model(progress.state).clone())
+    )
     averaging, _, _ = prepare(tmp_path / "averaged", *settings, "algorithm.average_last=4")
     progress = training.train(averaging)
     expected_ND = torch.stack(models[-4:]).mean(0)
@@ -302,11 +341,11 @@ def test_a_diverging_run_ends_with_what_it_has(tmp_path: Path) -> None:
         [*SMALL, "compression.spec=rand:0.1", "algorithm.mixing_rate=1", "algorithm.steps=1500", "algorithm.learning_rate=30",
          "privacy.noise=none", "run.evaluate_every=0", "run.checkpoint_every=0", "graph.name=directed_exponential"],
     )  # fmt: skip
-    data = load_data(config)
-    blueprint = design(config, data.facts, allow_divergence=True)
+    data = load_builtin_data(config)
+    design = design_run(config, data.facts, allow_divergence=True)
     folder = ResultsFolder.create(tmp_path / "run", config)
-    run = assemble(blueprint, data, Simulator(blueprint.topology), folder.path, folder.run_id)
-    summary = folder.finish(blueprint, run, training.train(run))
+    run = build_run(design, data, Simulator(design.topology), folder.path, folder.run_id)
+    summary = folder.finish(design, run, training.train(run))
     assert summary["stopped_because"].startswith("diverged")
     assert "node" in summary["stopped_because"] and "step" in summary["stopped_because"]
 
@@ -343,6 +382,9 @@ def test_dropout_masks_come_from_the_private_stream(tmp_path: Path) -> None:
     torch.manual_seed(2)  # whoever knows torch's seed knows nothing
     assert torch.equal(run.private_gradients(model_ND, 0), first_ND)
     for secret in (PrivateRandomness.seeded(6, range(4)), PrivateRandomness.fresh(range(4))):
-        full = replace(run.mechanism, expected_batch_sizes=run.mechanism.num_examples)  # the same batch for every key
+        # the same batch for every key
+        full = replace(run.mechanism, expected_batch_sizes=run.mechanism.num_examples)
         ours, theirs = (replace(run, mechanism=full, private=key) for key in (run.private, secret))
-        assert not torch.allclose(ours.private_gradients(model_ND, 0), theirs.private_gradients(model_ND, 0), rtol=1e-3)
+        assert not torch.allclose(
+            ours.private_gradients(model_ND, 0), theirs.private_gradients(model_ND, 0), rtol=1e-3
+        )

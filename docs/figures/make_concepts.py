@@ -1,4 +1,5 @@
-"""Draw the pictures of docs/concepts.md from computed values, and print the numbers that the page quotes.
+"""Draw the pictures of docs/concepts.md from computed values, and print the numbers that the page
+quotes.
 
     python docs/figures/make_concepts.py [FOLDER]
 
@@ -89,7 +90,8 @@ def draw_graph(topology: Topology) -> Figure:
 
 
 def push_sum(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
-    """Return numerators x and weights y (T + 1, N) of push-sum from `START_N`: both are multiplied by A in a round."""
+    """Return numerators x and weights y (T + 1, N) of push-sum from `START_N`: both are multiplied
+    by A in a round."""
     x_TN, y_TN = [START_N], [np.ones(topology.num_nodes)]
     for _ in range(ROUNDS):
         x_TN.append(topology.weights @ x_TN[-1])
@@ -123,7 +125,8 @@ def draw_push_sum(topology: Topology) -> Figure:
 
 
 def residuals(spec: str, rounds: int, drift: float) -> np.ndarray:
-    """Return |x - x_hat| / |x_0| after each round of x_hat += Q(x - x_hat), while x moves by `drift` |x_0| a round."""
+    """Return |x - x_hat| / |x_0| after each round of x_hat += Q(x - x_hat), while x moves by
+    `drift` |x_0| a round."""
     compressor, random = parse_compressor(spec), PublicRandomness(0, [0])
     generator = torch.Generator().manual_seed(0)
     x_1D = torch.randn(1, DIM, generator=generator)
@@ -138,13 +141,15 @@ def residuals(spec: str, rounds: int, drift: float) -> np.ndarray:
 
 
 def draw_error_feedback() -> Figure:
-    """Draw the residual of one node's public copy under rot:1, for a model that rests and one that moves."""
+    """Draw the residual of one node's public copy under rot:1, for a model that rests and one that
+    moves."""
     rounds, drift = 14, 0.05
     resting_T, moving_T = residuals("rot:1", rounds, 0.0), residuals("rot:1", rounds, drift)
     left_over = math.sqrt(1 - 2 / math.pi)
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes = figure.subplots()
-    axes.axhline(left_over, color="#8a949e", linestyle="--", label="no memory: the same error for ever")
+    axes.axhline(left_over, color="#8a949e", linestyle="--", label="no memory: the same error "
+                                                                   "for ever")
     axes.semilogy(moving_T, "s-", color=colour(1), label="the model moves by 5 % a round")
     axes.semilogy(resting_T, "o-", color=colour(0), label="the model rests")
     axes.set(xlabel="round", ylim=(3e-4, 1.5))
@@ -153,14 +158,16 @@ def draw_error_feedback() -> Figure:
     factor = (resting_T[10] / resting_T[0]) ** 0.1
     size = parse_compressor("rot:1").num_bytes(DIM)
     print(f"rot:1, {DIM} coordinates: {size} bytes a round instead of {4 * DIM}")
-    print(f"residual per round, resting model: {factor:.3f} measured, {left_over:.3f} = sqrt(1 - 2/pi) predicted")
+    print(f"residual per round, resting model: {factor:.3f} measured, {left_over:.3f} = sqrt(1 - "
+          "2/pi) predicted")
     expected = drift * math.sqrt(left_over**2 / (1 - left_over**2))
     print(f"moving model: settles at {moving_T[-5:].mean():.3f}, predicted {expected:.3f}")
     return figure
 
 
 def draw_budget() -> Figure:
-    """Draw eps against releases: noise that was calibrated for 30 releases, and half and twice as much."""
+    """Draw eps against releases: noise that was calibrated for 30 releases, and half and twice as
+    much."""
     rate, delta, planned, budget = 2048 / 6000, 1e-4, 30, 0.5
     noise = calibrate_noise(epsilon=budget, delta=delta, sampling_rate=rate, steps=planned)
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
@@ -174,7 +181,8 @@ def draw_budget() -> Figure:
             for steps in steps_T
         ]  # fmt: skip
         axes.plot(steps_T, eps_T, color=colour((1, 0, 2)[index]), label=label)
-        print(f"noise multiplier {factor * noise:.2f}: eps {eps_T[12]:.3f} after 30 releases, {eps_T[-1]:.3f} after 60")
+        print(f"noise multiplier {factor * noise:.2f}: eps {eps_T[12]:.3f} after 30 releases, "
+              f"{eps_T[-1]:.3f} after 60")
     axes.axhline(budget, color="black", linestyle=":", linewidth=1.5)
     axes.plot([planned], [budget], "o", color=colour(0), markersize=9)
     axes.set(xlabel="releases (steps)", ylim=(0, 1.7), xlim=(0, 60))

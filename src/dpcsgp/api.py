@@ -1,8 +1,9 @@
 """Your model, your data: train any PyTorch module privately over nodes that each hold a dataset.
 
-`train` simulates all nodes in this process; the same script started by torchrun trains each process's share of the
-nodes over real connections. Everything that cannot be private is refused before any budget is spent, on the machine
-that holds the data, and private data are never used for a check of the model.
+`train` simulates all nodes in this process; the same script started by torchrun trains each
+process's share of the nodes over real connections. Everything that cannot be private is refused
+before any budget is spent, on the machine that holds the data, and private data are never used for
+a check of the model.
 
 Legend: N hosted nodes, D coordinates, J examples.
 """
@@ -26,17 +27,17 @@ from torch.nn.parameter import UninitializedParameter
 from dpcsgp.config import Config, change_config, load_config
 from dpcsgp.console.session import new_folder, refuse_changed_settings
 from dpcsgp.errors import ConfigError, DataError, DivergenceError, ModelError
-from dpcsgp.network.torch_distributed import Place, spread
+from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
 from dpcsgp.own_run import OwnRun
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import ReleaseEvent, read_ledgers, releases_by_node
 from dpcsgp.privacy.model_checks import check_model
 from dpcsgp.randomness import torch_seed
 from dpcsgp.records.metrics import read_rows
-from dpcsgp.runs.design import design
+from dpcsgp.runs.design import design_run
 from dpcsgp.runs.folder import ResultsFolder
-from dpcsgp.runs.user_data import OwnData
-from dpcsgp.runtime.process import OWN_SETTINGS
+from dpcsgp.runs.user_data import UserData
+from dpcsgp.runtime.process import MACHINE_SETTINGS
 from dpcsgp.runtime.session import Outcome
 from dpcsgp.tasks import LossPerExample
 from dpcsgp.tasks.node_data import NodeData
@@ -49,10 +50,11 @@ __all__ = ["Result", "load_model", "train"]
 @final
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """What a run left. Models are post-processing of what was released: they may be shown to anybody.
+    """What a run left. Models are post-processing of what was released: they may be shown to
+    anybody.
 
-    `summary` holds eps as verified from the ledger, bytes as sent, and the metrics; `history` one row per evaluation.
-    """
+    `summary` holds eps as verified from the ledger, bytes as sent, and the metrics; `history` one
+    row per evaluation."""
 
     folder: Path
     summary: dict[str, Any]
@@ -65,14 +67,17 @@ class Result:
     @cached_property
     def models(self) -> dict[int, nn.Module]:
         """Node -> its own de-biased model, of the nodes that this process hosts."""
-        return {node: _filled(self._module, self._models_ND[row]) for row, node in enumerate(self.nodes)}
+        return {
+            node: _filled(self._module, self._models_ND[row]) for row, node in enumerate(self.nodes)
+        }
 
     @cached_property
     def model(self) -> nn.Module:
         """The average of all nodes' models."""
         if self._average_D is None:
             raise DataError(
-                "the average model is known only where all nodes' models are: these processes share no disk; "
+                "the average model is known only where all nodes' models are: these processes "
+                "share no disk; "
                 "use result.models[node], or put the folders together"
             )
         return _filled(self._module, self._average_D)
@@ -116,45 +121,56 @@ def train(
     allow_divergence: bool = False,
     verbose: bool = False,
 ) -> Result:
-    """Train a model over nodes that keep their data, with differential privacy for every example of every node.
+    """Train a model over nodes that keep their data, with differential privacy for every example of
+    every node.
 
     Args:
-        model: The module at its starting point, which everybody knows (pretrained on public data is fine), or a function
-            that builds it, called under the public seed `run.seed`. It is copied and trained in float32; parameters with
-            `requires_grad=False` stay as they are.
-        node_data: One entry per node: a map-style dataset of (input, target) pairs, a pair of tensors or arrays, or None
+        model: The module at its starting point, which everybody knows (pretrained on public data is
+        fine), or a function
+            that builds it, called under the public seed `run.seed`. It is copied and trained in
+            float32; parameters with `requires_grad=False` stay as they are.
+        node_data: One entry per node: a map-style dataset of (input, target) pairs, a pair of
+        tensors or arrays, or None
             for a node without data (it passes messages on and gets a model too).
-        test_data: Public data for evaluation, in the same form. What is measured on them is recorded and printed.
-        loss: "cross_entropy", "mse", or a function (outputs, targets) -> one loss per example.
-        metrics: Name -> function (outputs, targets) of the whole test set -> one number. Default: accuracy, mean squared
+        test_data: Public data for evaluation, in the same form. What is measured on them is
+        recorded and printed. loss: "cross_entropy", "mse", or a function (outputs, targets) -> one
+        loss per example. metrics: Name -> function (outputs, targets) of the whole test set -> one
+        number. Default: accuracy, mean squared
             error, or for a loss of your own `test_loss`.
-        epsilon: Budget of every node, or one per node; the same as `privacy.epsilon`.
-        delta: The same as `privacy.delta`; well below 1 / (examples of a node).
-        config: All settings: a `Config`, or a TOML file. `graph.num_nodes` follows from `node_data`.
-        settings: Changes to them, `{"algorithm.steps": 60}` or `["algorithm.steps=60"]`.
-        num_examples: Declared, public number of examples per node; default: the lengths of the datasets. A node may hold
-            fewer than it declares, which hides how many it has: the others count as blanks. Needed where a process is not
-            given the data of nodes that it does not host (None in `node_data`).
-        out: Results folder; default: a new one under runs/. Needed under torchrun, the same for all processes.
-        resume: Continue the run in `out`, with the same arguments.
-        on_evaluation: Called with every row of the history as it is written: public values only.
-        should_stop: Called with the number of steps done; True ends the run there, to be resumed later.
-        allow_divergence: Run even if gossip is known to diverge with these settings.
-        verbose: Print the plan, a line of progress and the outcome.
+        epsilon: Budget of every node, or one per node; the same as `privacy.epsilon`. delta: The
+        same as `privacy.delta`; well below 1 / (examples of a node). config: All settings: a
+        `Config`, or a TOML file. `graph.num_nodes` follows from `node_data`. settings: Changes to
+        them, `{"algorithm.steps": 60}` or `["algorithm.steps=60"]`. num_examples: Declared, public
+        number of examples per node; default: the lengths of the datasets. A node may hold
+            fewer than it declares, which hides how many it has: the others count as blanks. Needed
+            where a process is not given the data of nodes that it does not host (None in
+            `node_data`).
+        out: Results folder; default: a new one under runs/. Needed under torchrun, the same for all
+        processes. resume: Continue the run in `out`, with the same arguments. on_evaluation: Called
+        with every row of the history as it is written: public values only. should_stop: Called with
+        the number of steps done; True ends the run there, to be resumed later. allow_divergence:
+        Run even if gossip is known to diverge with these settings. verbose: Print the plan, a line
+        of progress and the outcome.
 
     Ctrl-C finishes the step, saves everything and raises KeyboardInterrupt.
     """
-    place, node_data = Place.from_environment(), list(node_data)
+    place, node_data = ProcessEnvironment.from_environment(), list(node_data)
     module, whole = _settle(model, node_data, config, settings, epsilon, delta)
-    hosted = range(len(node_data)) if place is None else spread(len(node_data), place.world_size)[place.rank]
+    hosted = (
+        range(len(node_data))
+        if place is None
+        else nodes_of_ranks(len(node_data), place.world_size)[place.rank]
+    )
     loss_function, wanted = _loss_and_metrics(loss, metrics)
-    data = OwnData.collect(node_data, hosted, test_data, loss_function, wanted, num_examples, whole.run.test_examples)
-    blueprint = design(whole, data.facts, allow_divergence or resume, module)
-    data.check(module, blueprint.mechanism.expected_batch_sizes)
+    data = UserData.collect(
+        node_data, hosted, test_data, loss_function, wanted, num_examples, whole.run.test_examples
+    )
+    design = design_run(whole, data.facts, allow_divergence or resume, module)
+    data.check(module, design.mechanism.expected_batch_sizes)
     clean = copy.deepcopy(module)  # what is handed out has never seen an example
     folder = _folder(whole, out, resume, place)
     watch = on_evaluation or (lambda row: None)
-    run = OwnRun(blueprint, data, folder, resume, watch, should_stop or (lambda step: False), verbose)
+    run = OwnRun(design, data, folder, resume, watch, should_stop or (lambda step: False), verbose)
     outcome = run.simulate() if place is None else run.take_part(place)
     outcome.run.ledger.close()
     reason = str(outcome.summary["stopped_because"])
@@ -163,12 +179,13 @@ def train(
     return _result(folder, outcome, clean)
 
 
-def load_model(results_folder: Path | str, model: nn.Module | None = None, node: int | None = None) -> nn.Module:
+def load_model(
+    results_folder: Path | str, model: nn.Module | None = None, node: int | None = None
+) -> nn.Module:
     """Return the trained module of a results folder: the average model, or one node's.
 
-    Models that a config names are built anew. For a model of your own give an instance of it: a copy gets the trained
-    parameters; frozen ones and buffers are the instance's.
-    """
+    Models that a config names are built anew. For a model of your own give an instance of it: a
+    copy gets the trained parameters; frozen ones and buffers are the instance's."""
     folder = Path(results_folder)
     if not (folder / "config.toml").exists():
         raise DataError(f"{folder} is not a results folder: config.toml is missing")
@@ -176,7 +193,8 @@ def load_model(results_folder: Path | str, model: nn.Module | None = None, node:
     if model is None:
         if config.task.name == "own":
             raise ModelError(
-                f"{folder} holds a model of your own ({config.task.model.split(':')[1]}), and only its parameters "
+                f"{folder} holds a model of your own ({config.task.model.split(':')[1]}), and "
+                "only its parameters "
                 "are kept: load_model(folder, model) with an instance of it"
             )
         from dpcsgp.runs.facts import declared_facts
@@ -190,28 +208,35 @@ def load_model(results_folder: Path | str, model: nn.Module | None = None, node:
 
 
 def _described(module: nn.Module) -> str:
-    """Name a model of the caller's own: class, digest of names and shapes of what is trained, digest of what is not."""
+    """Name a model of the caller's own: class, digest of names and shapes of what is trained,
+    digest of what is not."""
     layout = ParameterLayout.of(module)
-    shapes = repr([(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]).encode()
+    shapes = repr(
+        [(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
+    ).encode()
     fixed = hashlib.blake2b(digest_size=4)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name not in layout.names:
             fixed.update(
-                name.encode() + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                name.encode()
+                + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             )
     return f"own:{type(module).__name__}:{hashlib.blake2b(shapes, digest_size=4).hexdigest()}:{fixed.hexdigest()}"
 
 
 def _refuse_other_model(folder: Path, config: Config, model: nn.Module) -> None:
-    """Refuse a model whose trained parameters have other names or shapes than those in the folder."""
+    """Refuse a model whose trained parameters have other names or shapes than those in the
+    folder."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model: expected an instance of nn.Module, got {type(model).__name__}")
     stored, given = (text.split(":")[1:3] for text in (config.task.model, _described(model)))
     if stored[1:] != given[1:]:
         layout = ParameterLayout.of(model)
         raise ModelError(
-            f"{folder} holds a model of class {stored[0]} whose trained parameters have other names or shapes than those of the "
-            f"given {given[0]} ({layout.dim:,} trained parameters); give an instance of the class that was trained, with the "
+            f"{folder} holds a model of class {stored[0]} whose trained parameters have other "
+            "names or shapes than those of the "
+            f"given {given[0]} ({layout.dim:,} trained parameters); give an instance of the "
+            "class that was trained, with the "
             "same parameters frozen"
         )
 
@@ -220,14 +245,21 @@ def _stored(folder: Path, node: int | None) -> Tensor:
     """Return the flat parameters of one node (None: of the average model)."""
     path = folder / "model.safetensors"
     if not path.exists():
-        raise DataError(f"{path} is missing: the run has not ended yet; continue it with resume=True")
+        raise DataError(
+            f"{path} is missing: the run has not ended yet; continue it with resume=True"
+        )
     tensors = load_file(path)
     if node is None:
         if "average_model" not in tensors:
-            raise DataError(f"{path} holds the models of some nodes only, so no average; give node=0 and so on")
+            raise DataError(
+                f"{path} holds the models of some nodes only, so no average; give node=0 and so on"
+            )
         return tensors["average_model"]
     if not 0 <= node < len(tensors["node_models"]):
-        raise DataError(f"node = {node}: {path} holds the models of {len(tensors['node_models'])} nodes, from 0 on")
+        raise DataError(
+            f"node = {node}: {path} holds the models of {len(tensors['node_models'])} nodes, "
+            "from 0 on"
+        )
     return tensors["node_models"][node]
 
 
@@ -236,7 +268,8 @@ def _filled(module: nn.Module, flat_D: Tensor) -> nn.Module:
     layout = ParameterLayout.of(module)
     if layout.dim != flat_D.numel():
         raise ModelError(
-            f"the stored model has {flat_D.numel():,} trained parameters, the given one {layout.dim:,}; give an instance of "
+            f"the stored model has {flat_D.numel():,} trained parameters, the given one "
+            f"{layout.dim:,}; give an instance of "
             "the class that was trained, with the same parameters frozen"
         )
     filled = copy.deepcopy(module)
@@ -262,19 +295,27 @@ def _settle(
     config = change_config(config, settings)
     if config.graph.num_nodes != len(node_data):
         raise ConfigError(
-            f"node_data has {len(node_data)} entries for graph.num_nodes = {config.graph.num_nodes}; give one per node "
+            f"node_data has {len(node_data)} entries for graph.num_nodes = "
+            f"{config.graph.num_nodes}; give one per node "
             "(None: no data)"
         )
     if config.algorithm.name == "dp-sgd" and len(node_data) > 1:
-        raise ConfigError('algorithm.name = "dp-sgd" trains in one place: give node_data with one dataset of everybody')
+        raise ConfigError(
+            'algorithm.name = "dp-sgd" trains in one place: give node_data with one dataset of '
+            "everybody"
+        )
     if not isinstance(model, nn.Module) and callable(model):
         with torch_seed(config.run.seed, "initial model"):
             model = model()
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model: expected an nn.Module, or a function that builds one, got {type(model).__name__}")
+        raise ModelError(
+            "model: expected an nn.Module, or a function that builds one, got "
+            f"{type(model).__name__}"
+        )
     if epsilon is not None and config.privacy.noise == "none":
         raise ConfigError(
-            f'epsilon = {epsilon} with privacy.noise = "none": without noise there is no eps; leave one of them out'
+            f'epsilon = {epsilon} with privacy.noise = "none": without noise there is no eps; '
+            "leave one of them out"
         )
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         check_model(model)
@@ -300,46 +341,58 @@ def _loss_and_metrics(
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise ConfigError(
-                f'loss = {loss!r}: expected "cross_entropy", "mse", or a function (outputs, targets) -> loss per example'
+                f'loss = {loss!r}: expected "cross_entropy", "mse", or a function (outputs, '
+                "targets) -> loss per example"
             )
         function, usual = LOSSES[loss]
     else:
-        function, usual = loss, {"test_loss": lambda outputs, targets: loss(outputs, targets).double().mean()}
+        function, usual = (
+            loss,
+            {"test_loss": lambda outputs, targets: loss(outputs, targets).double().mean()},
+        )
     return function, usual if metrics is None else _checked_metrics(metrics)
 
 
 def _checked_metrics(metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
     """Refuse names under which a run writes down other things."""
     if not isinstance(metrics, Mapping):
-        raise ConfigError(f"metrics: expected a mapping from names to functions, got {type(metrics).__name__}")
+        raise ConfigError(
+            f"metrics: expected a mapping from names to functions, got {type(metrics).__name__}"
+        )
     for name, metric in metrics.items():
         if not isinstance(name, str) or f"{name}_nodes" in RESERVED_KEYS or not callable(metric):
             raise ConfigError(
-                f"metrics[{name!r}]: expected a name of your own and a function; {', '.join(RESERVED_KEYS)} are written by the run"
+                f"metrics[{name!r}]: expected a name of your own and a function; "
+                f"{', '.join(RESERVED_KEYS)} are written by the run"
             )
     return metrics
 
 
-def _folder(config: Config, out: Path | str | None, resume: bool, place: Place | None) -> Path:
+def _folder(
+    config: Config, out: Path | str | None, resume: bool, place: ProcessEnvironment | None
+) -> Path:
     """Return the results folder, or refuse one that holds another run."""
     if out is None:
         if resume or place is not None:
             raise ConfigError(
-                "out: name the results folder when resuming, and under torchrun the same for all processes"
+                "out: name the results folder when resuming, and under torchrun the same for all "
+                "processes"
             )
         return new_folder(config)
     folder = Path(out)
     if not resume:
         if place is None and (folder / "config.toml").exists():
             raise ConfigError(
-                f"out = {folder} already holds a run; continue it with resume=True, or name another folder"
+                f"out = {folder} already holds a run; continue it with resume=True, or name "
+                "another folder"
             )
         return folder
     before, now = (_flat(settings) for settings in (ResultsFolder.reopen(folder)[1], config))
-    changed = [name for name in now if before[name] != now[name] and name not in OWN_SETTINGS]
+    changed = [name for name in now if before[name] != now[name] and name not in MACHINE_SETTINGS]
     if changed:
         raise ConfigError(
-            f"resume: {changed[0]} = {now[changed[0]]!r}, but {folder} was started with {before[changed[0]]!r}; continue "
+            f"resume: {changed[0]} = {now[changed[0]]!r}, but {folder} was started with "
+            f"{before[changed[0]]!r}; continue "
             "with the same settings, or start a new run in another folder (both ledgers then count)"
         )
     refuse_changed_settings(folder, ResultsFolder.reopen(folder)[1])
@@ -347,7 +400,11 @@ def _folder(config: Config, out: Path | str | None, resume: bool, place: Place |
 
 
 def _flat(config: Config) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, table in config.model_dump().items() for key, value in table.items()}
+    return {
+        f"{section}.{key}": value
+        for section, table in config.model_dump().items()
+        for key, value in table.items()
+    }
 
 
 def _result(folder: Path, outcome: Outcome, module: nn.Module) -> Result:

@@ -1,8 +1,7 @@
 """One validated model of all settings, and its way to and from TOML.
 
-Keys explain themselves; `--set section.key=value` uses the same names. Per-node values are a number or a list with one
-number per node.
-"""
+Keys explain themselves; `--set section.key=value` uses the same names. Per-node values are a number
+or a list with one number per node."""
 
 from __future__ import annotations
 
@@ -23,11 +22,12 @@ Algorithms = Literal[
 ]  # fmt: skip
 NOT_PRIVATE: tuple[str, ...] = ("sgp", "d-psgd", "choco-sgd")
 UNDIRECTED: tuple[str, ...] = ("dp2sgd", "d-psgd", "choco-sgd")
+# with error feedback, and so with a mixing rate
 COMPRESSED: tuple[str, ...] = (
     "dp-csgp",
     "local-then-average",
     "choco-sgd",
-)  # with error feedback, and so with a mixing rate
+)
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -43,11 +43,15 @@ class Section(BaseModel):
 class TaskConfig(Section):
     """What is learned, and who has which data."""
 
-    name: Literal["mnist", "fashion_mnist", "cifar10", "digits", "own"] = "mnist"  # "own": written by `dpcsgp.train`
+    name: Literal["mnist", "fashion_mnist", "cifar10", "digits", "own"] = (
+        "mnist"  # "own": written by `dpcsgp.train`
+    )
     model: str = "mlp:128"
     features: str = "standardize"
     augmentation: Literal["none", "crop", "flip", "crop-flip"] = "none"
-    augmentation_multiplicity: Count = 1  # random views of an example, over which its gradient is averaged
+    augmentation_multiplicity: Count = (
+        1  # random views of an example, over which its gradient is averaged
+    )
     partition: str = "iid"
 
 
@@ -84,8 +88,12 @@ class AlgorithmConfig(Section):
     block_order: Literal["round-robin", "random"] = "round-robin"
     polish_rounds: Annotated[int, Field(ge=0)] = 3
     polish_compression: str = ""
-    average_last: Annotated[int, Field(ge=0)] = 0  # steps whose models are averaged before polishing (0: none)
-    node_weights: Literal["equal", "examples"] = "equal"  # "equal" as in the paper; "examples": by declared sizes
+    average_last: Annotated[int, Field(ge=0)] = (
+        0  # steps whose models are averaged before polishing (0: none)
+    )
+    node_weights: Literal["equal", "examples"] = (
+        "equal"  # "equal" as in the paper; "examples": by declared sizes
+    )
 
 
 class CompressionConfig(Section):
@@ -120,7 +128,9 @@ class RunConfig(Section):
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     evaluate_every: Annotated[int, Field(ge=0)] = 5
-    test_examples: Annotated[int, Field(ge=0)] = 0  # only the first so many public test examples (0: all)
+    test_examples: Annotated[int, Field(ge=0)] = (
+        0  # only the first so many public test examples (0: all)
+    )
     checkpoint_every: Annotated[int, Field(ge=0)] = 10
     device: str = "cpu"
 
@@ -147,26 +157,31 @@ class Config(Section):
                 )
         if self.graph.name == "edges" and not self.graph.edges_file:
             raise ValueError(
-                'graph.edges_file is empty: graph.name = "edges" needs a file with one "sender receiver" per line'
+                'graph.edges_file is empty: graph.name = "edges" needs a file with one "sender '
+                'receiver" per line'
             )
         if self.task.augmentation == "none" and self.task.augmentation_multiplicity > 1:
             raise ValueError(
-                f"task.augmentation_multiplicity = {self.task.augmentation_multiplicity}: without augmentation all views "
+                f"task.augmentation_multiplicity = {self.task.augmentation_multiplicity}: "
+                "without augmentation all views "
                 'are the same; set task.augmentation = "crop-flip", or leave the multiplicity at 1'
             )
         if self.algorithm.name == "local-then-average" and not self.algorithm.polish_rounds:
             raise ValueError(
-                'algorithm.polish_rounds = 0: algorithm.name = "local-then-average" sends its messages in the polish rounds; '
+                'algorithm.polish_rounds = 0: algorithm.name = "local-then-average" sends its '
+                "messages in the polish rounds; "
                 'give it 2 or more, or choose algorithm.name = "local"'
             )
         if self.algorithm.average_last > self.algorithm.steps:
             raise ValueError(
-                f"algorithm.average_last = {self.algorithm.average_last}: there are only {self.algorithm.steps} steps; "
+                f"algorithm.average_last = {self.algorithm.average_last}: there are only "
+                f"{self.algorithm.steps} steps; "
                 "choose at most that many"
             )
         if self.algorithm.name in NOT_PRIVATE and self.privacy.noise != "none":
             raise ValueError(
-                f'algorithm.name = "{self.algorithm.name}" is the non-private method: set privacy.noise = "none", '
+                f'algorithm.name = "{self.algorithm.name}" is the non-private method: set '
+                'privacy.noise = "none", '
                 "or choose its private twin (dp-sgp, dp2sgd, dp-csgp)"
             )
         return self
@@ -211,7 +226,12 @@ def change_config(config: Config, settings: Sequence[str] | Mapping[str, Any]) -
     values = config.model_dump(exclude_unset=True)
     if isinstance(settings, Mapping):
         for name, value in settings.items():
-            _put(values, name, list(value) if isinstance(value, tuple) else value, f"settings[{name!r}]")
+            _put(
+                values,
+                name,
+                list(value) if isinstance(value, tuple) else value,
+                f"settings[{name!r}]",
+            )
     else:
         for setting in settings:
             _apply(values, setting)
@@ -222,11 +242,19 @@ def make_config(values: Mapping[str, Any]) -> Config:
     """Validate plain values; errors name the field, the value and the remedy."""
     _refuse_unknown_keys(values)
     algorithm: Mapping[str, Any] = values.get("algorithm", {})
-    if algorithm.get("name") == "dp-block":  # without error feedback, messages are exact unless asked
+    if (
+        algorithm.get("name") == "dp-block"
+    ):  # without error feedback, messages are exact unless asked
         values = {**values, "compression": {"spec": "none", **values.get("compression", {})}}
     if algorithm.get("name") == "local-then-average":  # nothing is sent before the polish rounds
         steps = algorithm.get("steps", AlgorithmConfig().steps)
-        values = {**values, "algorithm": {**algorithm, "gossip_every": steps + 1 if isinstance(steps, int) else steps}}
+        values = {
+            **values,
+            "algorithm": {
+                **algorithm,
+                "gossip_every": steps + 1 if isinstance(steps, int) else steps,
+            },
+        }
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -237,14 +265,20 @@ def to_toml(config: Config) -> str:
     """Write all settings as TOML, defaults included."""
     lines: list[str] = []
     for section, values in config.model_dump(exclude_none=True).items():
-        lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""]
+        lines += [
+            f"[{section}]",
+            *(f"{key} = {json.dumps(value)}" for key, value in values.items()),
+            "",
+        ]
     return "\n".join(lines)
 
 
 def _apply(values: dict[str, Any], setting: str) -> None:
     name, separator, text = setting.partition("=")
     if not separator:
-        raise ConfigError(f"--set {setting}: expected section.key=value, for example --set privacy.epsilon=1")
+        raise ConfigError(
+            f"--set {setting}: expected section.key=value, for example --set privacy.epsilon=1"
+        )
     try:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
@@ -255,7 +289,9 @@ def _apply(values: dict[str, Any], setting: str) -> None:
 def _put(values: dict[str, Any], name: str, value: Any, given: str) -> None:
     section, dot, key = name.strip().partition(".")
     if not (dot and section and key):
-        raise ConfigError(f"{given}: expected section.key=value, for example --set privacy.epsilon=1")
+        raise ConfigError(
+            f"{given}: expected section.key=value, for example --set privacy.epsilon=1"
+        )
     table = values.setdefault(section, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{section} = {table!r}: expected a table [{section}]")
@@ -273,7 +309,9 @@ def _refuse_unknown_keys(values: Mapping[str, Any]) -> None:
         assert isinstance(annotation, type) and issubclass(annotation, Section)
         for key in table:
             if key not in annotation.model_fields:
-                raise ConfigError(f"unknown key {section}.{key}{_nearest(key, list(annotation.model_fields))}")
+                raise ConfigError(
+                    f"unknown key {section}.{key}{_nearest(key, list(annotation.model_fields))}"
+                )
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -291,4 +329,6 @@ def _explain(error: ValidationError) -> str:
             return detail["msg"].removeprefix("Value error, ")
         reason = detail["msg"].removeprefix("Input ")
         reasons.setdefault(f"{'.'.join(path)} = {detail['input']!r}", []).append(reason)
-    return "\n".join(f"{field}: {' or '.join(dict.fromkeys(texts))}" for field, texts in reasons.items())
+    return "\n".join(
+        f"{field}: {' or '.join(dict.fromkeys(texts))}" for field, texts in reasons.items()
+    )

@@ -1,8 +1,7 @@
 """The errors a caller may want to catch; every message says what to do.
 
-`DpcsgpError` is the root. The command line turns it into one red line and an exit code: 2 for input that can be
-mended by the user (`ConfigError`, `DataError`), 1 for everything else.
-"""
+`DpcsgpError` is the root. The command line turns it into one red line and an exit code: 2 for input
+that can be mended by the user (`ConfigError`, `DataError`), 1 for everything else."""
 
 
 class DpcsgpError(Exception):
@@ -18,7 +17,8 @@ class ConfigError(DpcsgpError, ValueError):
 
 
 class TopologyError(ConfigError):
-    """A communication graph cannot be used: not strongly connected, weights that do not add up, and the like."""
+    """A communication graph cannot be used: not strongly connected, weights that do not add up, and
+    the like."""
 
 
 class ModelError(ConfigError):
@@ -52,7 +52,8 @@ class WireError(DpcsgpError):
 
 
 class PrivateStepError(DpcsgpError):
-    """Computing on private data failed. The message says nothing about them; the cause stays on their machine."""
+    """Computing on private data failed. The message says nothing about them; the cause stays on
+    their machine."""
 
 
 class DivergenceError(DpcsgpError):

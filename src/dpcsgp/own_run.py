@@ -14,15 +14,16 @@ from rich.console import Console
 
 from dpcsgp.console.session import watching
 from dpcsgp.console.tables import outcome_table, plan_table
-from dpcsgp.network.torch_distributed import Place
-from dpcsgp.runs.design import Blueprint
+from dpcsgp.network.torch_distributed import ProcessEnvironment
+from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.folder import ResultsFolder
-from dpcsgp.runs.user_data import OwnData
-from dpcsgp.runtime.process import Assignment, take_part
-from dpcsgp.runtime.session import Outcome, simulate
+from dpcsgp.runs.user_data import UserData
+from dpcsgp.runtime.process import RunRequest, take_part
+from dpcsgp.runtime.session import Outcome, run_simulated
 from dpcsgp.runtime.signals import StopSignal
 
-_starts: Final = itertools.count()  # of this process; under torchrun every one needs names of its own in the store
+# of this process; under torchrun every one needs names of its own in the store
+_starts: Final = itertools.count()
 
 
 @final
@@ -30,8 +31,8 @@ _starts: Final = itertools.count()  # of this process; under torchrun every one 
 class OwnRun:
     """What is to be trained, where it is recorded, and who is told."""
 
-    blueprint: Blueprint
-    data: OwnData
+    design: RunDesign
+    data: UserData
     folder: Path
     resume: bool
     on_row: Callable[[dict[str, Any]], None]
@@ -41,16 +42,22 @@ class OwnRun:
     def simulate(self) -> Outcome:
         """Train all nodes in this process."""
         console = Console(quiet=not self.verbose)
-        console.print(plan_table(self.blueprint))
-        config = self.blueprint.config
-        results = ResultsFolder.reopen(self.folder)[0] if self.resume else ResultsFolder.create(self.folder, config)
+        console.print(plan_table(self.design))
+        config = self.design.config
+        results = (
+            ResultsFolder.reopen(self.folder)[0]
+            if self.resume
+            else ResultsFolder.create(self.folder, config)
+        )
         with StopSignal(console.print, self.should_stop) as stop:
-            outcome = simulate(
-                self.blueprint,
+            outcome = run_simulated(
+                self.design,
                 self.data,
                 results,
                 resume=self.resume,
-                watching=partial(watching, console) if self.verbose else lambda run: nullcontext(lambda progress: None),
+                watching=partial(watching, console)
+                if self.verbose
+                else lambda run: nullcontext(lambda progress: None),
                 should_stop=stop.is_set,
                 on_row=self.on_row,
             )
@@ -60,11 +67,11 @@ class OwnRun:
         console.print(outcome_table(outcome.summary))
         return outcome
 
-    def take_part(self, place: Place) -> Outcome:
+    def take_part(self, place: ProcessEnvironment) -> Outcome:
         """Train this process's nodes together with the other processes that torchrun started."""
-        assignment = Assignment(
-            open_config=lambda: self.blueprint.config,
-            prepare=lambda config: (self.blueprint, self.data),
+        assignment = RunRequest(
+            open_config=lambda: self.design.config,
+            prepare=lambda config: (self.design, self.data),
             out=self.folder,
             resume=self.resume,
             should_stop=self.should_stop,

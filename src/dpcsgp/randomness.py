@@ -2,13 +2,14 @@
 
 Two kinds of randomness never touch each other:
 
-* public streams (masks, dither, rotations, initial model, partition) follow from a seed that every node knows;
-* private streams (batch sampling, noise) follow from a secret key per node: fresh entropy of the operating system by
-  default, a seed only for experiments, which are then stamped as not private.
+* public streams (masks, dither, rotations, initial model, partition) follow from a seed that every
+  node knows;
+* private streams (batch sampling, noise) follow from a secret key per node: fresh entropy of the
+  operating system by default, a seed only for experiments, which are then stamped as not private.
 
-Both are AES-256 in counter mode: a byte depends on (key, purpose, step, node) alone, so resuming needs no generator
-state, and any receiver can rebuild the public stream of any sender. AES-CTR is a cryptographic generator and, with the
-processor's AES instructions, also a fast one.
+Both are AES-256 in counter mode: a byte depends on (key, purpose, step, node) alone, so resuming
+needs no generator state, and any receiver can rebuild the public stream of any sender. AES-CTR is a
+cryptographic generator and, with the processor's AES instructions, also a fast one.
 
 Legend: N rows, one per node in `nodes`.
 """
@@ -29,7 +30,8 @@ from dpcsgp.errors import ConfigError
 
 _MAX_NODE: Final = 2**32
 _MAX_STEP: Final = 2**48
-_ZEROS: Final = memoryview(bytes(2**16))  # the stream is what these encrypt to, piece by piece in the cache
+# the stream is what these encrypt to, piece by piece in the cache
+_ZEROS: Final = memoryview(bytes(2**16))
 
 
 def _derive_key(secret: bytes, domain: bytes, purpose: str) -> bytes:
@@ -38,9 +40,12 @@ def _derive_key(secret: bytes, domain: bytes, purpose: str) -> bytes:
 
 
 def _keystream(key: bytes, step: int, node: int, num_bytes: int) -> np.ndarray:
-    """Return `num_bytes` of the AES-256-CTR stream that starts at the counter block (node, step, 0)."""
+    """Return `num_bytes` of the AES-256-CTR stream that starts at the counter block (node, step,
+    0)."""
     if not 0 <= step < _MAX_STEP or not 0 <= node < _MAX_NODE:
-        raise ConfigError(f"step={step}, node={node}: expected 0 <= step < 2**48 and 0 <= node < 2**32")
+        raise ConfigError(
+            f"step={step}, node={node}: expected 0 <= step < 2**48 and 0 <= node < 2**32"
+        )
     first_block = node.to_bytes(4, "big") + step.to_bytes(6, "big") + bytes(6)
     encryptor = Cipher(algorithms.AES(key), modes.CTR(first_block)).encryptor()
     out = np.empty(num_bytes + 15, dtype=np.uint8)  # update_into asks for room of one block more
@@ -64,7 +69,8 @@ class PublicRandomness:
         self.nodes: Final = tuple(int(node) for node in nodes)
 
     def of(self, nodes: Sequence[int]) -> PublicRandomness:
-        """Return the streams of other nodes under the same seed (a receiver rebuilds its senders' streams)."""
+        """Return the streams of other nodes under the same seed (a receiver rebuilds its senders'
+        streams)."""
         return self if tuple(nodes) == self.nodes else PublicRandomness(self.seed, nodes)
 
     def bytes(self, purpose: str, step: int, num_bytes: int) -> np.ndarray:
@@ -73,7 +79,8 @@ class PublicRandomness:
         return np.stack([_keystream(key, step, node, num_bytes) for node in self.nodes])
 
     def row_bytes(self, purpose: str, step: int, row: int, num_bytes: int) -> np.ndarray:
-        """Return uint8 (num_bytes,): the stream of node `nodes[row]` alone, for kernels that work row by row."""
+        """Return uint8 (num_bytes,): the stream of node `nodes[row]` alone, for kernels that work
+        row by row."""
         return _keystream(self._key(purpose), step, self.nodes[row], num_bytes)
 
     def common_bytes(self, purpose: str, step: int, num_bytes: int) -> np.ndarray:
@@ -87,9 +94,9 @@ class PublicRandomness:
 class PrivateRandomness:
     """Secret streams, one key per node; row k belongs to node `nodes[k]`.
 
-    Make one per start with `fresh` (never stored, so a replayed step meets new noise), or with `seeded` for experiments
-    that must be repeatable; a run with seeded noise is not private, because whoever knows the seed can subtract it.
-    """
+    Make one per start with `fresh` (never stored, so a replayed step meets new noise), or with
+    `seeded` for experiments that must be repeatable; a run with seeded noise is not private,
+    because whoever knows the seed can subtract it."""
 
     def __init__(self, nodes: Sequence[int], keys: Sequence[bytes], reproducible: bool) -> None:
         self.nodes: Final = tuple(int(node) for node in nodes)
@@ -119,11 +126,12 @@ class PrivateRandomness:
 
 @contextmanager
 def torch_secrets(random: PrivateRandomness, step: int) -> Iterator[None]:
-    """Draw torch's own random numbers (masks of Dropout, say) from a private stream inside, and restore the generators.
+    """Draw torch's own random numbers (masks of Dropout, say) from a private stream inside, and
+    restore the generators.
 
-    A mask belongs to a place in the batch, and taking one example out moves all others: masks that somebody could foretell
-    would change everybody's gradient. Torch keeps 32 bits of a seed on the processor, so the whole state is replaced.
-    """
+    A mask belongs to a place in the batch, and taking one example out moves all others: masks that
+    somebody could foretell would change everybody's gradient. Torch keeps 32 bits of a seed on the
+    processor, so the whole state is replaced."""
     words = random.row_bytes("torch", step, 0, 4 * 624 + 8)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(int(words[-8:].view(np.uint64)[0] >> 1))
@@ -136,14 +144,20 @@ def torch_secrets(random: PrivateRandomness, step: int) -> Iterator[None]:
 
 def numpy_generator(seed: int, purpose: str) -> np.random.Generator:
     """Return a numpy generator for public set-up work: graphs, partitions, synthetic inputs."""
-    digest = hashlib.blake2b(f"{seed}:{purpose}".encode(), digest_size=16, person=b"dpcsgp setup").digest()
+    digest = hashlib.blake2b(
+        f"{seed}:{purpose}".encode(), digest_size=16, person=b"dpcsgp setup"
+    ).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "big")))
 
 
 @contextmanager
 def torch_seed(seed: int, purpose: str) -> Iterator[None]:
-    """Seed torch's global generator for public set-up work (a module's initial weights) and restore it afterwards."""
-    digest = hashlib.blake2b(f"{seed}:{purpose}".encode(), digest_size=4, person=b"dpcsgp setup").digest()
+    """Seed torch's global generator for public set-up work (a module's initial weights) and restore
+    it afterwards."""
+    digest = hashlib.blake2b(
+        f"{seed}:{purpose}".encode(), digest_size=4, person=b"dpcsgp setup"
+    ).digest()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(digest, "big"))  # torch keeps 32 bits of a seed: give it 32 good ones
+        # torch keeps 32 bits of a seed: give it 32 good ones
+        torch.manual_seed(int.from_bytes(digest, "big"))
         yield

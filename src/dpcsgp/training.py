@@ -1,7 +1,7 @@
 """The one loop. Read `train` from top to bottom to follow one training step.
 
-Private data are seen by `privacy.PrivateGradients` alone; what it returns is clipped, noised and divided by public
-constants, and on the ledger's disk. Everything after that is post-processing.
+Private data are seen by `privacy.PrivateGradients` alone; what it returns is clipped, noised and
+divided by public constants, and on the ledger's disk. Everything after that is post-processing.
 
 Legend: N hosted nodes, D coordinates.
 """
@@ -29,23 +29,29 @@ from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.private_gradients import Augment
 from dpcsgp.privacy.row_checks import engine_with_equal_rows
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
-from dpcsgp.records.checkpoint import CheckpointFolder, Snapshot
+from dpcsgp.records.checkpoint import Checkpoint, CheckpointFolder
 from dpcsgp.records.metrics import Recorder
 from dpcsgp.tasks import Task
 
 WATCHED_EVALUATIONS = 5
-RESERVED_KEYS = ("epsilon_nodes", "bytes_sent_nodes")  # per node like metrics, but not measured on test data
+# per node like metrics, but not measured on test data
+RESERVED_KEYS = (
+    "epsilon_nodes",
+    "bytes_sent_nodes",
+)
 _CHECKED_ROWS = 64
 MANY_NODES = 32  # above this, intermediate evaluations look at a sample of the nodes
 
 
 class TrainingNetwork(Network, Protocol):
-    """A network that also counts what it sends, and lets the processes of a run agree on small facts."""
+    """A network that also counts what it sends, and lets the processes of a run agree on small
+    facts."""
 
     traffic: Traffic
 
-    def agree(self, name: str, value: Any) -> list[Any]:
-        """Return the values that all processes of the run gave under this name (JSON values, by rank)."""
+    def gather_values(self, name: str, value: Any) -> list[Any]:
+        """Return the values that all processes of the run gave under this name (JSON values, by
+        rank)."""
         ...
 
 
@@ -64,7 +70,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Run:
-    """All parts of a training run; `config.assemble` puts one together."""
+    """All parts of a training run; `config.build_run` puts one together."""
 
     task: Task
     engine: ClippingEngine
@@ -84,8 +90,11 @@ class Run:
     checkpoints: CheckpointFolder | None = None
     hosts_all: bool = True
     augment: Augment | None = None
-    node_weights: tuple[float, ...] | None = None  # of the hosted nodes; None: every node counts equally
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None  # sees every evaluation: public values only
+    node_weights: tuple[float, ...] | None = (
+        None  # of the hosted nodes; None: every node counts equally
+    )
+    # sees every evaluation: public values only
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None
 
     @property
     def private_gradients(self) -> PrivateGradients:
@@ -111,7 +120,9 @@ class Progress:
 
     state: Any
     velocity_ND: Tensor | None
-    tail_ND: Tensor | None = None  # running mean of the models of the last steps, where that is asked for
+    tail_ND: Tensor | None = (
+        None  # running mean of the models of the last steps, where that is asked for
+    )
     rounds_polished: int = 0
     seconds: float = 0.0
     stopped_because: str = "completed"
@@ -129,19 +140,24 @@ def train(
     run: Run,
     watch: Watcher = lambda progress: None,
     should_stop: Callable[[int], bool] = lambda step: False,
-    resume_from: Snapshot | None = None,
+    resume_from: Checkpoint | None = None,
 ) -> Progress:
-    """Train to the end, to a stop, or until all budgets are spent; the last state is kept in all cases."""
+    """Train to the end, to a stop, or until all budgets are spent; the last state is kept in all
+    cases."""
     run = _with_equal_rows(run)
     progress = _start(run, resume_from)
     last_step = progress.state.step + _steps_within_budget(run)
     try:
         while progress.state.step < run.schedule.steps:
             if should_stop(progress.state.step):
-                progress.stopped_because = f"interrupted at step {progress.state.step} of {run.schedule.steps}"
+                progress.stopped_because = (
+                    f"interrupted at step {progress.state.step} of {run.schedule.steps}"
+                )
                 break
             if progress.state.step >= last_step:
-                progress.stopped_because = f"privacy budget spent at step {last_step} of {run.schedule.steps}"
+                progress.stopped_because = (
+                    f"privacy budget spent at step {last_step} of {run.schedule.steps}"
+                )
                 break
             _iterate(run, progress)
             _average(run, progress, min(run.schedule.steps, last_step))
@@ -162,9 +178,14 @@ def train(
 
 
 def _with_equal_rows(run: Run) -> Run:
-    """Check the engine before anything is released; take a slower one, or fixed places, where that is needed."""
-    checkable = isinstance(run.engine, CheckedEngine) and isinstance(run.mechanism, GaussianMechanism)
-    if not checkable or not any(run.mechanism.num_examples):  # broken on purpose by an audit, or nothing to release
+    """Check the engine before anything is released; take a slower one, or fixed places, where that
+    is needed."""
+    checkable = isinstance(run.engine, CheckedEngine) and isinstance(
+        run.mechanism, GaussianMechanism
+    )
+    if not checkable or not any(
+        run.mechanism.num_examples
+    ):  # broken on purpose by an audit, or nothing to release
         return run
     assert isinstance(run.engine, CheckedEngine)
 
@@ -178,10 +199,11 @@ def _with_equal_rows(run: Run) -> Run:
 
 
 def _rescue(run: Run, progress: Progress) -> None:
-    """Keep the steps that were paid for when code outside of the loop fails (a metric, a callback), then let it fail.
+    """Keep the steps that were paid for when code outside of the loop fails (a metric, a callback),
+    then let it fail.
 
-    With several processes there is nothing to keep: the others are at other steps, and the last common one is on disk.
-    """
+    With several processes there is nothing to keep: the others are at other steps, and the last
+    common one is on disk."""
     if run.checkpoints and run.hosts_all and progress.state.step > 0:
         with suppress(Exception):  # what failed first is what has to be told
             save_checkpoint(run, progress)
@@ -203,13 +225,15 @@ def _iterate(run: Run, progress: Progress) -> None:
 
 
 def _steps_within_budget(run: Run) -> int:
-    """Return how many steps some node of the whole run can still make a release in; all processes agree on it."""
+    """Return how many steps some node of the whole run can still make a release in; all processes
+    agree on it."""
     hosted = [run.schedule.steps if left is None else left for left in run.budget.remaining]
-    return max(run.network.agree("remaining releases", max(hosted, default=0)))
+    return max(run.network.gather_values("remaining releases", max(hosted, default=0)))
 
 
 def _average(run: Run, progress: Progress, last_step: int) -> None:
-    """Keep the running mean of the models of the last `average_last` steps: post-processing, it costs no privacy."""
+    """Keep the running mean of the models of the last `average_last` steps: post-processing, it
+    costs no privacy."""
     count = progress.state.step - (last_step - run.schedule.average_last)
     if not run.schedule.average_last or count < 1:
         return
@@ -221,21 +245,23 @@ def _average(run: Run, progress: Progress, last_step: int) -> None:
 
 
 def _take_average(run: Run, progress: Progress) -> None:
-    """Go on from the averaged models, as if they were a start: the public copies begin at the anchor again."""
+    """Go on from the averaged models, as if they were a start: the public copies begin at the
+    anchor again."""
     if progress.tail_ND is not None:
         state = run.polish.init(progress.tail_ND, run.anchor_D)
         progress.state = state._replace(step=progress.state.step, round=progress.state.round)
 
 
 def _polish(run: Run, progress: Progress, watch: Watcher) -> None:
-    """Gossip on without gradients: the nodes move together and nothing new about the data is released."""
+    """Gossip on without gradients: the nodes move together and nothing new about the data is
+    released."""
     for _ in range(run.schedule.polish_rounds):
         progress.state = run.polish.gossip(progress.state, run.network, run.public)
         progress.rounds_polished += 1
         watch(progress)
 
 
-def _start(run: Run, snapshot: Snapshot | None) -> Progress:
+def _start(run: Run, snapshot: Checkpoint | None) -> Progress:
     if snapshot is None:
         run.recorder.keep_until(-1)  # rows of an earlier start that left no snapshot
         start_ND = run.anchor_D.expand(len(run.network.nodes), -1).clone()
@@ -243,7 +269,8 @@ def _start(run: Run, snapshot: Snapshot | None) -> Progress:
         velocity_ND = torch.zeros_like(start_ND) if run.schedule.momentum else None
         progress = Progress(state, velocity_ND)
         if run.checkpoints and run.checkpoints.num_parts > 1 and run.schedule.checkpoint_every:
-            save_checkpoint(run, progress)  # so that all processes have a step in common from the first one on
+            # so that all processes have a step in common from the first one on
+            save_checkpoint(run, progress)
         record(run, progress)
         return progress
     progress = _restored(run, snapshot)
@@ -252,19 +279,22 @@ def _start(run: Run, snapshot: Snapshot | None) -> Progress:
     return progress
 
 
-def _restored(run: Run, snapshot: Snapshot) -> Progress:
-    """Return the progress of a snapshot, or refuse one that another method, model or release wrote."""
+def _restored(run: Run, snapshot: Checkpoint) -> Progress:
+    """Return the progress of a snapshot, or refuse one that another method, model or release
+    wrote."""
     tensors = dict(snapshot.tensors)
     velocity_ND, tail_ND = tensors.pop("velocity_ND", None), tensors.pop("tail_ND", None)
     start_ND = run.anchor_D.expand(len(run.network.nodes), -1)
     expected = run.algorithm.init(start_ND, run.anchor_D)._asdict()
     shapes = {name: value.shape for name, value in expected.items() if isinstance(value, Tensor)}
-    if {name: value.shape for name, value in tensors.items()} != shapes or (velocity_ND is None) != (
-        not run.schedule.momentum
-    ):
+    if {name: value.shape for name, value in tensors.items()} != shapes or (
+        velocity_ND is None
+    ) != (not run.schedule.momentum):
         raise CheckpointError(
-            f"the checkpoint of step {snapshot.step} holds {sorted(snapshot.tensors)} of other names or shapes than this "
-            "run's state; it was written by another method or model. Start again with another --out folder"
+            f"the checkpoint of step {snapshot.step} holds {sorted(snapshot.tensors)} of other "
+            "names or shapes than this "
+            "run's state; it was written by another method or model. Start again with another "
+            "--out folder"
         )
     template = type(run.algorithm.init(run.anchor_D[None], run.anchor_D))
     run.network.traffic.restore(**snapshot.meta["traffic"])
@@ -305,7 +335,11 @@ def record(run: Run, progress: Progress, final: bool = False) -> None:
     state = progress.state
     models_ND = run.algorithm.model(state)
     num_nodes = models_ND.shape[0]
-    looked_at = range(num_nodes) if final or num_nodes <= MANY_NODES else range(0, num_nodes, num_nodes // 16)
+    looked_at = (
+        range(num_nodes)
+        if final or num_nodes <= MANY_NODES
+        else range(0, num_nodes, num_nodes // 16)
+    )
     row: dict[str, Any] = {
         "step": state.step,
         "round": state.round,
@@ -334,18 +368,23 @@ def record(run: Run, progress: Progress, final: bool = False) -> None:
 
 
 def residual_ratio(x_ND: Tensor, x_hat_ND: Tensor) -> float:
-    """Return the mean over nodes of |x - x_hat| / |x|: how far what others believe lags behind, after the noise."""
+    """Return the mean over nodes of |x - x_hat| / |x|: how far what others believe lags behind,
+    after the noise."""
     ratios_N = (x_ND - x_hat_ND).norm(dim=1) / x_ND.norm(dim=1).clamp_min(1e-30)
     return float(ratios_N.mean())
 
 
 def warn_if_residual_grows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Warn when the residual rose at each of the last evaluations and has doubled: top and sign have no radius to trust."""
-    ratios = [row["residual_ratio"] for row in rows if "residual_ratio" in row][-WATCHED_EVALUATIONS:]
+    """Warn when the residual rose at each of the last evaluations and has doubled: top and sign
+    have no radius to trust."""
+    ratios = [row["residual_ratio"] for row in rows if "residual_ratio" in row][
+        -WATCHED_EVALUATIONS:
+    ]
     rising = all(after > before for before, after in itertools.pairwise(ratios))
     if len(ratios) == WATCHED_EVALUATIONS and rising and ratios[-1] > 2 * ratios[0] > 0:
         warnings.warn(
-            f"the residual |x - x_hat| / |x| has grown from {ratios[0]:.3g} to {ratios[-1]:.3g}: gossip may be diverging; "
+            f"the residual |x - x_hat| / |x| has grown from {ratios[0]:.3g} to {ratios[-1]:.3g}: "
+            "gossip may be diverging; "
             "lower algorithm.mixing_rate, or use a compressor with a known radius such as 'rot:1'",
             stacklevel=2,
         )

@@ -1,4 +1,5 @@
-"""Every method through one set of laws, with one node and with several, odd and even numbers of coordinates."""
+"""Every method through one set of laws, with one node and with several, odd and even numbers of
+coordinates."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from dpcsgp.algorithms import DPCSGP, DPSGD, SGP, Algorithm, ChocoSGD, DPBlock, LinearDecay, Local
+from dpcsgp.algorithms import (
+    DPCSGP,
+    SGP,
+    Algorithm,
+    ChocoSGD,
+    DecentralizedSGD,
+    DPBlock,
+    LinearDecay,
+    Local,
+)
 from dpcsgp.compression import parse_compressor
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import Topology, complete, from_edges, metropolis_weights, undirected_ring
@@ -20,11 +30,13 @@ METHODS: dict[str, Callable[[float], Algorithm[Any]]] = {
     "dp-csgp none": lambda rate: DPCSGP(NONE, rate),
     "dp-csgp rot:2": lambda rate: DPCSGP(ROT, rate, 0.7),
     "sgp": lambda rate: SGP(rate),
-    "d-psgd": lambda rate: DPSGD(rate),
+    "d-psgd": lambda rate: DecentralizedSGD(rate),
     "choco rot:2": lambda rate: ChocoSGD(ROT, rate, 0.7),
     "block": lambda rate: DPBlock(rate, num_blocks=3),
     "block random": lambda rate: DPBlock(rate, num_blocks=2, order="random"),
-    "block gsgd": lambda rate: DPBlock(rate, num_blocks=2, compressor=parse_compressor("gsgd:8/64")),
+    "block gsgd": lambda rate: DPBlock(
+        rate, num_blocks=2, compressor=parse_compressor("gsgd:8/64")
+    ),
     "local": lambda rate: Local(rate),
 }
 UNDIRECTED = ("d-psgd", "choco rot:2")
@@ -39,7 +51,9 @@ def network_for(name: str, num_nodes: int) -> Simulator:
     return Simulator(metropolis_weights(topology) if name in UNDIRECTED else topology)
 
 
-def run(method: Algorithm[Any], network: Simulator, start: torch.Tensor, grads: list[torch.Tensor]) -> Any:
+def run(
+    method: Algorithm[Any], network: Simulator, start: torch.Tensor, grads: list[torch.Tensor]
+) -> Any:
     state, random = method.init(start), PublicRandomness(3, network.nodes)
     for grad in grads:
         state = method.gossip(method.descend(state, grad), network, random)
@@ -69,16 +83,25 @@ def test_nodes_come_to_agree_without_gradients(name: str) -> None:
     method, network = METHODS[name](0.1), network_for(name, 4)
     start = torch.randn(4, 16)
     state = run(method, network, start, [torch.zeros(4, 16)] * 300)
-    # A quantised block keeps what it rounds off at the sender, and with nothing fed back that part never mixes.
-    assert float((method.model(state) - start.mean(0)).abs().max()) < (0.05 if name == "block gsgd" else 1e-3)
+    # A quantised block keeps what it rounds off at the sender, and with nothing fed back that part
+    # never mixes.
+    assert float((method.model(state) - start.mean(0)).abs().max()) < (
+        0.05 if name == "block gsgd" else 1e-3
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_step_does_not_change_the_state_it_was_given(name: str) -> None:
     method, network = METHODS[name](0.1), network_for(name, 4)
     state = run(method, network, torch.randn(4, 9), [torch.randn(4, 9)] * 3)
-    before = {key: value.clone() for key, value in state._asdict().items() if isinstance(value, torch.Tensor)}
-    run_on = method.gossip(method.descend(state, torch.randn(4, 9)), network, PublicRandomness(3, range(4)))
+    before = {
+        key: value.clone()
+        for key, value in state._asdict().items()
+        if isinstance(value, torch.Tensor)
+    }
+    run_on = method.gossip(
+        method.descend(state, torch.randn(4, 9)), network, PublicRandomness(3, range(4))
+    )
     assert run_on is not state
     assert all(torch.equal(getattr(state, key), value) for key, value in before.items())
 
@@ -90,10 +113,17 @@ def test_one_node_is_sgd(name: str) -> None:
     assert torch.allclose(method.model(state), torch.full((1, 8), -2.5), atol=1e-6)
 
 
-def same(first: Algorithm[Any], second: Algorithm[Any], topology: Topology, atol: float = 1e-5) -> bool:
+def same(
+    first: Algorithm[Any], second: Algorithm[Any], topology: Topology, atol: float = 1e-5
+) -> bool:
     torch.manual_seed(1)
-    start, grads = torch.randn(topology.num_nodes, 11), [torch.randn(topology.num_nodes, 11) for _ in range(10)]
-    models = [method.model(run(method, Simulator(topology), start, grads)) for method in (first, second)]
+    start, grads = (
+        torch.randn(topology.num_nodes, 11),
+        [torch.randn(topology.num_nodes, 11) for _ in range(10)],
+    )
+    models = [
+        method.model(run(method, Simulator(topology), start, grads)) for method in (first, second)
+    ]
     return torch.allclose(models[0], models[1], atol=atol)
 
 
@@ -102,8 +132,8 @@ def test_dp_csgp_with_exact_messages_is_sgp() -> None:
 
 
 def test_sgp_on_doubly_stochastic_weights_is_d_psgd() -> None:
-    assert same(SGP(0.1), DPSGD(0.1), metropolis_weights(irregular()))
-    assert not same(SGP(0.1), DPSGD(0.1), irregular())
+    assert same(SGP(0.1), DecentralizedSGD(0.1), metropolis_weights(irregular()))
+    assert not same(SGP(0.1), DecentralizedSGD(0.1), irregular())
 
 
 def test_dp_csgp_on_doubly_stochastic_weights_is_choco() -> None:
@@ -118,7 +148,10 @@ def test_learning_rate_decays_linearly() -> None:
     schedule = LinearDecay(2.0, 0.25, 5)
     assert [schedule(step) for step in range(6)] == [2.0, 1.625, 1.25, 0.875, 0.5, 0.5]
     state = SGP(schedule).init(torch.zeros(1, 1))
-    moved = [float(SGP(schedule).descend(state._replace(step=step), torch.ones(1, 1)).x_ND) for step in (0, 4)]
+    moved = [
+        float(SGP(schedule).descend(state._replace(step=step), torch.ones(1, 1)).x_ND)
+        for step in (0, 4)
+    ]
     assert moved == [-2.0, -0.5]
 
 
@@ -141,7 +174,9 @@ def test_rand_half_diverges_at_rate_one_and_settles_at_the_advised_rate() -> Non
     spread = {}
     for rate in (1.0, 0.4):
         method = DPCSGP(parse_compressor("rand:0.5"), 0.1, rate)
-        models = method.model(run(method, Simulator(topology), start, [torch.zeros_like(start)] * 100))
+        models = method.model(
+            run(method, Simulator(topology), start, [torch.zeros_like(start)] * 100)
+        )
         spread[rate] = float((models - models.mean(0)).pow(2).mean())
     assert spread[1.0] > 1e3 and spread[0.4] < 1e-6
 

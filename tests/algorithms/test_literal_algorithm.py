@@ -1,4 +1,5 @@
-"""DP-CSGP against a literal Algorithm 1: every node keeps a copy per sender, in float64, straight from the paper."""
+"""DP-CSGP against a literal Algorithm 1: every node keeps a copy per sender, in float64, straight
+from the paper."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ STEPS = 50
 
 
 def irregular() -> Topology:
-    """A strongly connected digraph with uneven out-degrees: node 0 talks to all, the others pass it on."""
+    """A strongly connected digraph with uneven out-degrees: node 0 talks to all, the others pass it
+    on."""
     ring = [(node, (node + 1) % 6) for node in range(6)]
     return from_edges(6, [*ring, (0, 2), (0, 3), (0, 4), (3, 1)])
 
@@ -30,7 +32,8 @@ def top_k(vector: np.ndarray, keep: int) -> np.ndarray:
 
 
 class LiteralAlgorithm1:
-    """Lines 1 to 13 for all nodes, entered at line 9 with y = 1; `copies[i][j]` is node i's copy of x_hat_j."""
+    """Lines 1 to 13 for all nodes, entered at line 9 with y = 1; `copies[i][j]` is node i's copy of
+    x_hat_j."""
 
     def __init__(self, weights: np.ndarray, dim: int, compress, start: np.ndarray) -> None:  # noqa: ANN001
         self.weights, self.compress = weights, compress
@@ -38,7 +41,8 @@ class LiteralAlgorithm1:
         self.w = start.astype(np.float64).copy()
         self.y = np.ones(self.num_nodes)
         self.copies = [
-            {j: np.zeros(dim) for j in range(self.num_nodes) if weights[i, j] > 0} for i in range(self.num_nodes)
+            {j: np.zeros(dim) for j in range(self.num_nodes) if weights[i, j] > 0}
+            for i in range(self.num_nodes)
         ]
 
     def models(self) -> np.ndarray:
@@ -63,7 +67,8 @@ def test_fifty_steps_equal_the_paper(spec: str) -> None:
     start = rng.normal(size=(6, dim))
     compress = (lambda v: v) if spec == "none" else (lambda v: top_k(v, dim // 10))
     literal = LiteralAlgorithm1(topology.weights, dim, compress, start)
-    # top:0.1 at rate 1 grows on this graph; tiny gradients and 50 steps keep both in range of float32.
+    # top:0.1 at rate 1 grows on this graph; tiny gradients and 50 steps keep both in range of
+    # float32.
     method = DPCSGP(parse_compressor(spec), LEARNING_RATE, mixing_rate=1.0)
     state = method.init(torch.tensor(start, dtype=torch.float32))
     network, random = Simulator(topology), PublicRandomness(0, range(6))
@@ -73,7 +78,9 @@ def test_fifty_steps_equal_the_paper(spec: str) -> None:
         literal.iterate(grads)
         state = method.step(state, torch.tensor(grads, dtype=torch.float32), network, random)
         scale = max(scale, float(np.abs(literal.models()).max()))
-    np.testing.assert_allclose(method.model(state).double().numpy(), literal.models(), atol=1e-5 * scale)
+    np.testing.assert_allclose(
+        method.model(state).double().numpy(), literal.models(), atol=1e-5 * scale
+    )
     np.testing.assert_allclose(state.y_N1[:, 0].numpy(), literal.y, rtol=1e-12)
 
 
@@ -92,7 +99,8 @@ def test_mass_is_conserved_over_ten_thousand_steps(spec: str, rate: float) -> No
         moved += grad.sum(0, dtype=torch.float64)
         state = method.step(state, grad, network, random)
     error_per_node = (state.x_ND.sum(0, dtype=torch.float64) - (before - moved)).abs().max() / 6
-    assert error_per_node < 2e-4  # float32 rounding of x itself; losing mass in the copies gave 3e-3
+    # float32 rounding of x itself; losing mass in the copies gave 3e-3
+    assert error_per_node < 2e-4
     assert abs(float(state.y_N1.sum()) - 6) < 1e-9
     assert float(state.y_N1.min()) > 0
 
@@ -107,7 +115,8 @@ def test_push_sum_removes_the_bias_of_plain_averaging() -> None:
         state = method.step(state, torch.zeros(6, 3), network, random)
     average = start.mean()
     assert float((method.model(state) - average).abs().max()) < 1e-4
-    assert float((state.x_ND - average).abs().max()) > 0.3  # without the division by y, nodes end far from it
+    # without the division by y, nodes end far from it
+    assert float((state.x_ND - average).abs().max()) > 0.3
 
 
 def test_equal_displacements_stay_unbiased_on_irregular_graphs() -> None:
@@ -126,5 +135,7 @@ def test_one_node_is_sgd() -> None:
 
     state = method.init(torch.zeros(1, 4))
     for _ in range(3):
-        state = method.step(state, torch.ones(1, 4), Simulator(complete(1)), PublicRandomness(0, [0]))
+        state = method.step(
+            state, torch.ones(1, 4), Simulator(complete(1)), PublicRandomness(0, [0])
+        )
     assert torch.equal(method.model(state), torch.full((1, 4), -1.5))

@@ -1,4 +1,5 @@
-"""`dpcsgp account`: ledgers, planned releases, calibration and the paper's rule, as tables and as JSON."""
+"""`dpcsgp account`: ledgers, planned releases, calibration and the paper's rule, as tables and as
+JSON."""
 
 from __future__ import annotations
 
@@ -18,14 +19,25 @@ from dpcsgp.privacy.accounting import ReleaseEvent, composed_epsilon
 from dpcsgp.privacy.ledger import LedgerBook
 
 EVENT = ReleaseEvent("poisson", 0.25, 8.0)
-PLAN = ["--noise-multiplier", "1.1", "--sampling-rate", "0.01", "--steps", "1000", "--delta", "1e-5"]
+PLAN = [
+    "--noise-multiplier",
+    "1.1",
+    "--sampling-rate",
+    "0.01",
+    "--steps",
+    "1000",
+    "--delta",
+    "1e-5",
+]
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command("account")(account)
 
 
 def run(*arguments: str | Path) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -37,7 +49,9 @@ def as_json(*arguments: str | Path) -> dict[str, Any]:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     for name, steps in (("first", 4), ("second", 9)):
-        book = LedgerBook(tmp_path / name / "ledger", [0, 1], name, deltas=[1e-4] * 2, private=name == "first")
+        book = LedgerBook(
+            tmp_path / name / "ledger", [0, 1], name, deltas=[1e-4] * 2, private=name == "first"
+        )
         for step in range(steps):
             book.record(step, 0, {0: EVENT, 1: EVENT} if step else {1: EVENT})
         book.close()
@@ -80,7 +94,9 @@ def test_the_papers_rule_shows_claimed_beside_verified() -> None:
 def test_one_run(results: Path) -> None:
     answer = as_json(results / "first")
     assert [row["releases"] for row in answer["nodes"]] == [3, 4]
-    assert answer["epsilon"] == answer["nodes"][1]["epsilon"] == composed_epsilon([(EVENT, 4)], 1e-4)
+    assert (
+        answer["epsilon"] == answer["nodes"][1]["epsilon"] == composed_epsilon([(EVENT, 4)], 1e-4)
+    )
     assert (answer["delta"], answer["private"], answer["notes"]) == (1e-4, True, [])
 
 
@@ -116,14 +132,23 @@ def test_no_noise_is_null_in_json_and_a_word_in_the_table(tmp_path: Path) -> Non
         ([], "give ledgers, or --noise-multiplier, or --epsilon"),
         (["--noise-multiplier", "1"], "--sampling-rate: needed"),
         (["--noise-multiplier", "1", "--epsilon", "1"], "one of them"),
-        (["--epsilon", "0.5", "--sampling-rate", "half", "--steps", "3"], "--sampling-rate = 'half'"),
+        (
+            ["--epsilon", "0.5", "--sampling-rate", "half", "--steps", "3"],
+            "--sampling-rate = 'half'",
+        ),
         (["--epsilon", "0.5", "--sampling-rate", "1/0", "--steps", "3"], "--sampling-rate = '1/0'"),
         (["--epsilon", "-1", "--sampling-rate", "0.5", "--steps", "3"], r"privacy\.epsilon = -1"),
         ([*PLAN[:-1], "2"], r"privacy\.delta = 2"),
         ([*PLAN, "--sampling", "shuffle"], r"privacy\.sampling = 'shuffle'"),
         (["--paper", "--epsilon", "0.5", "--steps", "10"], "--num-examples: needed with --paper"),
-        (["--paper", "--epsilon", "0.5", "--steps", "10", "--num-examples", "0"], "num_examples = 0"),
-        (["--paper", "--epsilon", "1", "--steps", "9", "--num-examples", "9", "--delta", "0"], r"privacy\.delta = 0"),
+        (
+            ["--paper", "--epsilon", "0.5", "--steps", "10", "--num-examples", "0"],
+            "num_examples = 0",
+        ),
+        (
+            ["--paper", "--epsilon", "1", "--steps", "9", "--num-examples", "9", "--delta", "0"],
+            r"privacy\.delta = 0",
+        ),
         (["nowhere"], "no such file or folder"),
         (["nowhere", "--steps", "3"], "--steps: not used with ledgers"),
     ],
@@ -143,8 +168,8 @@ def test_a_damaged_ledger_is_refused(results: Path) -> None:
 
 def test_help_has_examples_and_imports_nothing_heavy() -> None:
     assert "dpcsgp account --paper" in run("--help")
-    code = (
-        "import sys, dpcsgp.cli.account; print(sorted({'torch', 'scipy', 'numpy', 'dp_accounting'} & set(sys.modules)))"
+    code = "import sys, dpcsgp.cli.account; print(sorted({'torch', 'scipy', 'numpy', 'dp_accounting'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

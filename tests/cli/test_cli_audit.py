@@ -9,17 +9,37 @@ from typer.testing import CliRunner
 
 from dpcsgp.cli.main import cli
 
-QUICK = ["--trials", "300", "--set", "algorithm.steps=4", "--set", "privacy.seed=1", "--set", "compression.spec=none"]
+QUICK = [
+    "--trials",
+    "300",
+    "--set",
+    "algorithm.steps=4",
+    "--set",
+    "privacy.seed=1",
+    "--set",
+    "compression.spec=none",
+]
 # With two steps and few trials the attack says nothing: what follows is about the mechanism.
 DRAWN = ["--trials", "80", "--set", "algorithm.steps=2", *QUICK[4:], "--set", "privacy.epsilon=1"]
-PLANTED = ["rate", "double-rate", "reused-noise", "same-batch", "mean-clipping", "drawn-size", "copied-noise"]
+PLANTED = [
+    "rate",
+    "double-rate",
+    "reused-noise",
+    "same-batch",
+    "mean-clipping",
+    "drawn-size",
+    "copied-noise",
+]
 
 
 def test_a_bound_of_zero_is_not_sold_as_passed() -> None:
     done = CliRunner().invoke(cli, ["audit", *DRAWN, "--draws", "10000"], env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
     words = " ".join(done.output.split())
-    assert "not informative at this eps: a bound of 0.00 beside 1.00; the mechanism audit below is what" in words
+    assert (
+        "not informative at this eps: a bound of 0.00 beside 1.00; the mechanism audit below is "
+        "what" in words
+    )
     assert "most that these trials can show" in words
     assert "reported eps" in words
     assert "lower bound on eps (95 %)" in words
@@ -32,12 +52,21 @@ def test_a_bound_of_zero_is_not_sold_as_passed() -> None:
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_faults_that_the_attack_misses_at_eps_1_end_with_exit_code_1(fault: str) -> None:
-    done = CliRunner().invoke(cli, ["audit", *DRAWN, "--draws", "10000", "--break", fault, "--json"])
+    done = CliRunner().invoke(
+        cli, ["audit", *DRAWN, "--draws", "10000", "--break", fault, "--json"]
+    )
     assert done.exit_code == 1, done.output
     answer = json.loads(done.output)
     assert answer["passed"] is answer["mechanism"]["passed"] is False
     assert any(check["flagged"] for check in answer["mechanism"]["checks"])
-    assert set(answer["mechanism"]["checks"][0]) == {"name", "unit", "seen", "smallest", "p_value", "flagged"}
+    assert set(answer["mechanism"]["checks"][0]) == {
+        "name",
+        "unit",
+        "seen",
+        "smallest",
+        "p_value",
+        "flagged",
+    }
 
 
 @pytest.mark.slow

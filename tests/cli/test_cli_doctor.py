@@ -66,7 +66,13 @@ def test_the_constants_of_the_theory_are_shown(doctor: Terminal) -> None:
     assert answer["largest_omega_spectral"] == pytest.approx(0.040, abs=5e-4)
     assert answer["theorem_steps"] == pytest.approx(9.6, abs=0.05)
     assert answer["theorem_examples"] == pytest.approx(612_000, rel=1e-3)
-    assert [condition["holds"] for condition in answer["conditions"]] == [True, True, False, True, False]
+    assert [condition["holds"] for condition in answer["conditions"]] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
     assert answer["theorem_satisfied"] is False
 
 
@@ -82,10 +88,18 @@ def test_compressors_without_a_law_say_so_and_get_a_cautious_rate(doctor: Termin
 
 
 def test_the_sweep_covers_masks_dithers_and_rotations(doctor: Terminal) -> None:
-    code, answer = doctor.answer("--graph", "directed_ring", "--num-nodes", "10", "--dim", "101770", "--sweep")
+    code, answer = doctor.answer(
+        "--graph", "directed_ring", "--num-nodes", "10", "--dim", "101770", "--sweep"
+    )
     assert code == 0
     radii = {row["compressor"]: row["radius_at_one"] for row in answer["sweep"]}
-    published = {"rand:0.9": 0.96, "rand:0.75": 0.98, "rand:0.6": 1.02, "rand:0.5": 1.06, "rand:0.1": 1.15}
+    published = {
+        "rand:0.9": 0.96,
+        "rand:0.75": 0.98,
+        "rand:0.6": 1.02,
+        "rand:0.5": 1.06,
+        "rand:0.1": 1.15,
+    }
     assert {spec: round(radii[spec], 2) for spec in published} == published
     assert {"gsgd:8", "gsgd:8/512", "gsgd:4/64", "rot:1", "rot:4"} <= set(radii)
     _, out, _ = doctor("--graph", "directed_ring", "--num-nodes", "4", "--dim", "1000", "--sweep")
@@ -102,7 +116,16 @@ def test_the_figure_is_written(doctor: Terminal, tmp_path: Path) -> None:
 
 
 def test_blocks_are_healthy_on_every_graph(doctor: Terminal) -> None:
-    words = ("--set", "algorithm.name=dp-block", "--compressor", "none", "--graph", "star", "--num-nodes", "5")
+    words = (
+        "--set",
+        "algorithm.name=dp-block",
+        "--compressor",
+        "none",
+        "--graph",
+        "star",
+        "--num-nodes",
+        "5",
+    )
     code, answer = doctor.answer(*words)
     assert code == 0
     assert 0 < answer["radius"] < 1
@@ -130,7 +153,9 @@ def test_a_config_file_and_an_edges_file_are_read(doctor: Terminal, tmp_path: Pa
         (["--figure", "radius.txt", "--num-nodes", "3", "--dim", "10"], "ends in .png"),
     ],
 )
-def test_wrong_input_ends_with_code_2_and_a_remedy(doctor: Terminal, words: list[str], message: str) -> None:
+def test_wrong_input_ends_with_code_2_and_a_remedy(
+    doctor: Terminal, words: list[str], message: str
+) -> None:
     code, _, err = doctor(*words)
     assert code == 2
     assert message in " ".join(err.split())

@@ -1,4 +1,5 @@
-"""`dpcsgp launch` as a user meets it: the same results as the simulator, Ctrl-C, kill -9, stopped processes, no orphans."""
+"""`dpcsgp launch` as a user meets it: the same results as the simulator, Ctrl-C, kill -9, stopped
+processes, no orphans."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"),
+]
 
 TINY = [
     "task.name=digits", "task.model=mlp:16", "graph.num_nodes=4", "privacy.expected_batch_size=32", "privacy.epsilon=8",
@@ -82,31 +86,43 @@ def releases(out: Path) -> int:
 
 def same_models(one: Path, other: Path) -> bool:
     mine, theirs = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(mine[name], theirs[name]) for name in mine
+    )
 
 
 @pytest.mark.parametrize("processes", [4, 2])
 def test_launch_ends_bit_for_bit_like_the_simulator(tmp_path: Path, processes: int) -> None:
     words = settings(*TINY, "algorithm.steps=12")
     finish(start("run", *words, "--out", str(tmp_path / "sim")), 0)
-    output = finish(start("launch", *words, "--processes", str(processes), "--out", str(tmp_path / "real")), 0)
+    output = finish(
+        start("launch", *words, "--processes", str(processes), "--out", str(tmp_path / "real")), 0
+    )
     assert "step 12/12" in output and "verified eps" in output
     assert f"s per step with {processes} processes" in output
     assert same_models(tmp_path / "sim", tmp_path / "real")
     names = [{path.name for path in (tmp_path / folder).iterdir()} for folder in ("sim", "real")]
     assert names[0] == names[1]
-    sim, real = (json.loads((tmp_path / folder / "summary.json").read_text()) for folder in ("sim", "real"))
+    sim, real = (
+        json.loads((tmp_path / folder / "summary.json").read_text()) for folder in ("sim", "real")
+    )
     timing = {"seconds", "seconds_per_step", "processes", "bytes_between_processes"}
     assert {key: value for key, value in real.items() if key not in timing} == {
         key: value for key, value in sim.items() if key not in timing
     }
-    rows = [json.loads(line) for line in (tmp_path / "real" / "metrics.jsonl").read_text().splitlines()]
-    twins = [json.loads(line) for line in (tmp_path / "sim" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "real" / "metrics.jsonl").read_text().splitlines()
+    ]
+    twins = [
+        json.loads(line) for line in (tmp_path / "sim" / "metrics.jsonl").read_text().splitlines()
+    ]
     for row, twin in zip(rows, twins, strict=True):
         assert row.keys() == twin.keys()
         for key in row.keys() - {"seconds", "residual_ratio"}:
             assert row[key] == twin[key], key
-        assert row.get("residual_ratio", 0) == pytest.approx(twin.get("residual_ratio", 0), rel=1e-5)
+        assert row.get("residual_ratio", 0) == pytest.approx(
+            twin.get("residual_ratio", 0), rel=1e-5
+        )
 
 
 def test_a_run_that_is_interrupted_and_killed_ends_like_one_that_was_not(tmp_path: Path) -> None:
@@ -118,7 +134,9 @@ def test_a_run_that_is_interrupted_and_killed_ends_like_one_that_was_not(tmp_pat
     wait_for(lambda: releases(out) > 10)
     launcher.send_signal(signal.SIGINT)
     assert "interrupted at step" in finish(launcher, 130)
-    assert "interrupted at step" in json.loads((out / "summary.json").read_text())["stopped_because"]
+    assert (
+        "interrupted at step" in json.loads((out / "summary.json").read_text())["stopped_because"]
+    )
 
     launcher, before = start(*resume), releases(out)  # kill -9 of one worker
     wait_for(lambda: releases(out) > before + 10)
@@ -139,9 +157,13 @@ def test_a_run_that_is_interrupted_and_killed_ends_like_one_that_was_not(tmp_pat
 
     assert "results:" in finish(start(*resume), 0)
     assert same_models(tmp_path / "sim", out)
-    rows = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("sim", "real")]
+    rows = [
+        (tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("sim", "real")
+    ]
     for one, other in zip(*rows, strict=True):
-        assert json.loads(one)["accuracy_average_model"] == json.loads(other)["accuracy_average_model"]
+        assert (
+            json.loads(one)["accuracy_average_model"] == json.loads(other)["accuracy_average_model"]
+        )
     refused = finish(start("run", "--resume", "--out", str(out)), 2)
     assert "made by 3 processes" in refused and "dpcsgp launch --resume --processes 3" in refused
 
@@ -154,12 +176,15 @@ def test_a_stopped_worker_ends_the_run_and_is_not_left_behind(tmp_path: Path) ->
     os.kill(workers[2], signal.SIGSTOP)
     wait_for(lambda: not any(map(alive, workers)), 8 + 4)
     output = finish(launcher, 1)
-    assert output.count("node 2 (rank 2) went silent: no heartbeat for 1.6 s") == 3  # the cause, and both others
+    # the cause, and both others
+    assert output.count("node 2 (rank 2) went silent: no heartbeat for 1.6 s") == 3
     assert list((out / "checkpoint").glob("step-*.json"))
 
 
 def test_bad_settings_are_refused_before_any_process_starts(tmp_path: Path) -> None:
-    output = finish(start("launch", *settings(*LONG), "--processes", "5", "--out", str(tmp_path / "run")), 2)
+    output = finish(
+        start("launch", *settings(*LONG), "--processes", "5", "--out", str(tmp_path / "run")), 2
+    )
     assert "world size 5: the graph has 3 nodes" in output
     assert not (tmp_path / "run").exists()
 
@@ -168,10 +193,15 @@ def test_bad_settings_are_refused_before_any_process_starts(tmp_path: Path) -> N
 @pytest.mark.mnist
 def test_the_demo_with_ten_processes_reaches_the_demos_accuracy(tmp_path: Path) -> None:
     for command in ("run", "launch"):
-        finish(start(command, *settings("privacy.seed=1"), "--out", str(tmp_path / command)), 0, 800)
-    sim, real = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "launch"))
+        finish(
+            start(command, *settings("privacy.seed=1"), "--out", str(tmp_path / command)), 0, 800
+        )
+    sim, real = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "launch")
+    )
     print(
-        f"seconds per step: simulator {sim['seconds'] / sim['steps']:.3f}, 10 processes {real['seconds_per_step']:.3f}"
+        f"seconds per step: simulator {sim['seconds'] / sim['steps']:.3f}, 10 processes "
+        f"{real['seconds_per_step']:.3f}"
     )
     assert real["processes"] == 10
     assert real["accuracy_node_mean"] > 0.87

@@ -1,4 +1,5 @@
-"""`dpcsgp ledger head` and `--expect-head`: what was written down elsewhere exposes an older copy."""
+"""`dpcsgp ledger head` and `--expect-head`: what was written down elsewhere exposes an older
+copy."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ EVENT = ReleaseEvent("poisson", 0.25, 8.0)
 
 
 def run(*arguments: str | Path) -> str:
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
+    result = CliRunner().invoke(
+        cli, [str(argument) for argument in arguments], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -50,7 +53,10 @@ def expected(request: pytest.FixtureRequest, newest: Path, tmp_path: Path) -> li
 
 def test_heads_are_printed_node_by_node(newest: Path) -> None:
     rows = json.loads(run("ledger", "head", newest, "--json"))["ledgers"]
-    assert [(row["run_id"], row["node"], row["count"]) for row in rows] == [("9f3c", 0, 7), ("9f3c", 1, 7)]
+    assert [(row["run_id"], row["node"], row["count"]) for row in rows] == [
+        ("9f3c", 0, 7),
+        ("9f3c", 1, 7),
+    ]
     lines = run("ledger", "head", newest).splitlines()
     assert lines[1:] == [f"9f3c {row['node']}:7:{row['head']}" for row in rows]
 
@@ -66,19 +72,36 @@ def test_account_refuses_an_older_copy(newest: Path, expected: list[str]) -> Non
 def test_resume_refuses_an_older_copy(newest: Path, expected: list[str], command: str) -> None:
     with pytest.raises(LedgerError, match=r"node 0: .*older copy"):
         run(command, "--resume", "--out", newest.with_name("older"), *expected)
-    with pytest.raises(ConfigError, match="holds no run"):  # the ledgers are right, the next check refuses
+    with pytest.raises(
+        ConfigError, match="holds no run"
+    ):  # the ledgers are right, the next check refuses
         run(command, "--resume", "--out", newest, *expected)
 
 
 def test_bad_heads_are_named(newest: Path, tmp_path: Path) -> None:
-    for name, text in (("words", "hello"), ("list", "[]"), ("none", '{"ledgers": []}'), ("row", '{"ledgers": [1]}')):
+    for name, text in (
+        ("words", "hello"),
+        ("list", "[]"),
+        ("none", '{"ledgers": []}'),
+        ("row", '{"ledgers": [1]}'),
+    ):
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=rf"--expect-head = .*{name}: holds no heads"):
             run("account", newest, "--expect-head", tmp_path / name)
     with pytest.raises(ConfigError, match="expected NODE:COUNT:HEAD"):
         run("account", newest, "--expect-head", "0:7:abc")
     with pytest.raises(ConfigError, match="--expect-head: give the ledgers"):
-        run("account", "--expect-head", "0:7:abc", "--epsilon", "1", "--sampling-rate", "0.1", "--steps", "3")
+        run(
+            "account",
+            "--expect-head",
+            "0:7:abc",
+            "--epsilon",
+            "1",
+            "--sampling-rate",
+            "0.1",
+            "--steps",
+            "3",
+        )
     for command in ("run", "launch"):
         with pytest.raises(ConfigError, match="--expect-head: only with --resume"):
             run(command, "--out", tmp_path / "new", "--expect-head", "0:7:abc")

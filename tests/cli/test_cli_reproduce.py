@@ -36,4 +36,7 @@ def test_privacy_writes_table_figure_and_page(tmp_path: Path) -> None:
     assert found["0.2", "100000"] == pytest.approx(0.29, rel=0.01)
     page = (tmp_path / "privacy" / "README.md").read_text()
     assert "dpcsgp reproduce privacy --quick --repeats 1" in page and "Shortened" in page
-    assert all((tmp_path / "privacy" / f"figure.{ending}").stat().st_size > 1000 for ending in ("png", "svg", "pdf"))
+    assert all(
+        (tmp_path / "privacy" / f"figure.{ending}").stat().st_size > 1000
+        for ending in ("png", "svg", "pdf")
+    )

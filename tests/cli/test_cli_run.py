@@ -14,7 +14,14 @@ import pytest
 
 from dpcsgp.cli.main import app
 
-FILES = ["config.toml", "environment.json", "metrics.jsonl", "model.safetensors", "summary.json", "report.html"]
+FILES = [
+    "config.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "summary.json",
+    "report.html",
+]
 DIGITS = [
     "task.name=digits", "graph.num_nodes=4", "algorithm.steps=5", "privacy.expected_batch_size=32", "privacy.epsilon=8",
 ]  # fmt: skip
@@ -28,8 +35,11 @@ def dpcsgp(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[
     return subprocess.run(command(*words), capture_output=True, text=True, cwd=cwd, timeout=240)
 
 
-def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """Run a command inside this process; return what it wrote to stderr after ending with code 2."""
+def refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> str:
+    """Run a command inside this process; return what it wrote to stderr after ending with code
+    2."""
     monkeypatch.setattr(sys, "argv", ["dpcsgp", *words])
     with pytest.raises(SystemExit) as ended:
         app()
@@ -57,15 +67,14 @@ def test_a_small_run_fills_the_results_folder(tmp_path: Path) -> None:
 
 
 def test_help_needs_no_torch() -> None:
-    code = (
-        "import sys, dpcsgp.cli.main as m; m.cli(['--help'], standalone_mode=False); assert 'torch' not in sys.modules"
-    )
+    code = "import sys, dpcsgp.cli.main as m; m.cli(['--help'], standalone_mode=False); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    "name", ["run", "launch", "demo", "doctor", "plan", "account", "audit", "report", "data", "benchmark"]
+    "name",
+    ["run", "launch", "demo", "doctor", "plan", "account", "audit", "report", "data", "benchmark"],
 )
 def test_every_command_has_help_with_an_example(name: str) -> None:
     done = dpcsgp(name, "--help")
@@ -79,12 +88,18 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
         (["privacy.epsilom=1"], ["privacy.epsilom", "epsilon"]),
         (["privacy.epsilon=-1"], ["privacy.epsilon = -1"]),
         (["privacy.delta=1.0"], ["privacy.delta = 1.0"]),
-        (["privacy.expected_batch_size=2000"], ["privacy.expected_batch_size = 2000", "375 examples"]),
+        (
+            ["privacy.expected_batch_size=2000"],
+            ["privacy.expected_batch_size = 2000", "375 examples"],
+        ),
         (["graph.num_nodes=5000"], ["5000", "1500"]),
         (["compression.spec=gsgd:1"], ["gsgd:1", "2 to 16"]),
         (["compression.spec=rand:0"], ["rand:0"]),
         (["task.model=mpl:3"], ["mpl:3", "mlp"]),
-        (["compression.spec=rand:0.1", "algorithm.mixing_rate=1"], ["mixing_rate = 1", "--allow-divergence"]),
+        (
+            ["compression.spec=rand:0.1", "algorithm.mixing_rate=1"],
+            ["mixing_rate = 1", "--allow-divergence"],
+        ),
     ],
 )
 def test_wrong_settings_end_with_code_2_and_a_remedy(
@@ -94,7 +109,9 @@ def test_wrong_settings_end_with_code_2_and_a_remedy(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = refused(capsys, monkeypatch, "run", *settings(*DIGITS, *values), "--out", str(tmp_path / "run"))
+    text = refused(
+        capsys, monkeypatch, "run", *settings(*DIGITS, *values), "--out", str(tmp_path / "run")
+    )
     assert all(word in text for word in words), text
     assert not (tmp_path / "run").exists()  # nothing was started, nothing spent
 
@@ -104,12 +121,19 @@ def test_a_graph_that_is_not_strongly_connected_is_named(
 ) -> None:
     edges = tmp_path / "edges.txt"
     edges.write_text("0 1\n1 0\n1 2\n")
-    values = ["task.name=digits", "graph.name=edges", f"graph.edges_file={edges}", "graph.num_nodes=3"]
+    values = [
+        "task.name=digits",
+        "graph.name=edges",
+        f"graph.edges_file={edges}",
+        "graph.num_nodes=3",
+    ]
     text = refused(capsys, monkeypatch, "run", *settings(*values))
     assert "node 2" in text
 
 
-def test_a_missing_config_file_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_config_file_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "nowhere.toml does not exist" in refused(capsys, monkeypatch, "run", "nowhere.toml")
 
 
@@ -127,20 +151,31 @@ def test_ctrl_c_saves_and_resume_completes(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = [
         *settings(
-            *DIGITS, "algorithm.steps=400", "run.checkpoint_every=500", "privacy.seed=1", "run.evaluate_every=1000"
+            *DIGITS,
+            "algorithm.steps=400",
+            "run.checkpoint_every=500",
+            "privacy.seed=1",
+            "run.evaluate_every=1000",
         )
     ]
     process = subprocess.Popen(
-        command("run", *words, "--out", str(out)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command("run", *words, "--out", str(out)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     ledger = out / "ledger" / "node-0000.jsonl"
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (ledger.exists() and len(ledger.read_bytes().splitlines()) > 20):
+    while time.monotonic() < deadline and not (
+        ledger.exists() and len(ledger.read_bytes().splitlines()) > 20
+    ):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
-    assert "interrupted at step" in json.loads((out / "summary.json").read_text())["stopped_because"]
+    assert (
+        "interrupted at step" in json.loads((out / "summary.json").read_text())["stopped_because"]
+    )
     assert list((out / "checkpoint").glob("*.json"))
     before = json.loads((out / "summary.json").read_text())["steps"]
     assert 20 <= before < 400

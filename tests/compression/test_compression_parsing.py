@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dpcsgp.compression import Dither, Identity, LargestEntries, RandomSubset, RotatedQuantizer, Sign, parse_compressor
+from dpcsgp.compression import (
+    Identity,
+    RandK,
+    RotatedQuantizer,
+    Sign,
+    StochasticQuantizer,
+    TopK,
+    parse_compressor,
+)
 from dpcsgp.errors import ConfigError
 
 
@@ -12,11 +20,11 @@ from dpcsgp.errors import ConfigError
     ("spec", "expected"),
     [
         ("none", Identity()),
-        ("rand:.50", RandomSubset(0.5)),
-        ("rand:1", RandomSubset(1.0)),
-        ("top:1e-2", LargestEntries(0.01)),
-        ("gsgd:8", Dither(8)),
-        (" gsgd:4/512 ", Dither(4, 512)),
+        ("rand:.50", RandK(0.5)),
+        ("rand:1", RandK(1.0)),
+        ("top:1e-2", TopK(0.01)),
+        ("gsgd:8", StochasticQuantizer(8)),
+        (" gsgd:4/512 ", StochasticQuantizer(4, 512)),
         ("sign", Sign()),
         ("sign:512", Sign(512)),
         ("rot:3", RotatedQuantizer(3)),

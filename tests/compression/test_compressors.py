@@ -1,4 +1,5 @@
-"""Every compressor keeps the same promises: exact sizes, equal bytes and numbers everywhere, finite results, its bound."""
+"""Every compressor keeps the same promises: exact sizes, equal bytes and numbers everywhere, finite
+results, its bound."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ SPECS = (
 DIMS = [1, 2, 7, 8, 33, 650, 1001]
 LONG_DIM = 70_001  # several cache tiles, and no power of two divides it
 
-every_compressor = pytest.mark.parametrize("compressor", [parse_compressor(spec) for spec in SPECS], ids=SPECS)
+every_compressor = pytest.mark.parametrize(
+    "compressor", [parse_compressor(spec) for spec in SPECS], ids=SPECS
+)
 
 
 def gaussian(num_rows: int, dim: int, seed: int = 0) -> torch.Tensor:
@@ -24,7 +27,9 @@ def gaussian(num_rows: int, dim: int, seed: int = 0) -> torch.Tensor:
         return torch.randn(num_rows, dim)
 
 
-def sent(compressor: Compressor, x_ND: torch.Tensor, random: PublicRandomness, step: int = 0) -> torch.Tensor:
+def sent(
+    compressor: Compressor, x_ND: torch.Tensor, random: PublicRandomness, step: int = 0
+) -> torch.Tensor:
     return compressor.decode(compressor.encode(x_ND, random, step), x_ND.shape[1], random, step)
 
 
@@ -45,7 +50,9 @@ def test_size_is_exact(compressor: Compressor, num_nodes: int, dim: int) -> None
     decoded = compressor.decode(wire, dim, random, step=5)
     assert decoded.dtype == torch.float32
     assert tuple(decoded.shape) == (num_nodes, dim)
-    assert compressor.paper_bits(dim) <= 8 * compressor.num_bytes(dim) < compressor.paper_bits(dim) + 8
+    assert (
+        compressor.paper_bits(dim) <= 8 * compressor.num_bytes(dim) < compressor.paper_bits(dim) + 8
+    )
 
 
 @every_compressor
@@ -59,7 +66,9 @@ def test_rows_do_not_see_each_other(compressor: Compressor, dim: int) -> None:
     for row, node in enumerate(nodes):
         alone = PublicRandomness(1, [node])
         assert torch.equal(compressor.encode(x[row : row + 1], alone, step=2), wire[row : row + 1])
-        assert torch.equal(compressor.decode(wire[row : row + 1], dim, alone, step=2), decoded[row : row + 1])
+        assert torch.equal(
+            compressor.decode(wire[row : row + 1], dim, alone, step=2), decoded[row : row + 1]
+        )
 
 
 @every_compressor
@@ -99,14 +108,20 @@ def test_decoding_reads_payloads_inside_frames(compressor: Compressor) -> None:
     wire = compressor.encode(gaussian(3, dim), random, step=1)
     joined = frames.join(nodes, 1, torch.ones(3, 1, dtype=torch.float64), wire)
     _, payload = frames.split(joined, nodes, 1, compressor.num_bytes(dim))
-    assert torch.equal(compressor.decode(payload, dim, random, 1), compressor.decode(wire, dim, random, 1))
+    assert torch.equal(
+        compressor.decode(payload, dim, random, 1), compressor.decode(wire, dim, random, 1)
+    )
 
 
 @every_compressor
 def test_vectors_that_are_not_contiguous_encode_the_same(compressor: Compressor) -> None:
     x, random = gaussian(3, 102), PublicRandomness(1, range(3))
-    assert torch.equal(compressor.encode(x.t().contiguous().t(), random, 0), compressor.encode(x, random, 0))
-    assert torch.equal(compressor.encode(x[:, 1:], random, 0), compressor.encode(x[:, 1:].clone(), random, 0))
+    assert torch.equal(
+        compressor.encode(x.t().contiguous().t(), random, 0), compressor.encode(x, random, 0)
+    )
+    assert torch.equal(
+        compressor.encode(x[:, 1:], random, 0), compressor.encode(x[:, 1:].clone(), random, 0)
+    )
 
 
 @every_compressor
@@ -135,7 +150,8 @@ def test_extreme_values_stay_finite_and_close(compressor: Compressor, shape: str
         result = sent(compressor, x, PublicRandomness(1, [0, 1]))
         assert torch.isfinite(result).all()
         error = (result.double() - x.double()).norm(dim=1)
-        # Dithered rounding may err by one step per coordinate; all others never make the error longer than the vector.
+        # Dithered rounding may err by one step per coordinate; all others never make the error
+        # longer than the vector.
         limit = dim**0.5 if compressor.spec.startswith("gsgd") else 1.001
         assert (error <= limit * x.double().norm(dim=1)).all()
 
@@ -154,7 +170,8 @@ def test_values_that_are_not_finite_are_refused_by_name(compressor: Compressor, 
 def test_scales_that_are_not_finite_are_refused_by_name(compressor: Compressor) -> None:
     random = PublicRandomness(1, [2, 5])
     wire = compressor.encode(gaussian(2, 650), random, step=77)
-    wire[1, :4] = torch.tensor([0, 0, 0xC0, 0x7F], dtype=torch.uint8)  # NaN in every layout: numbers come first
+    # NaN in every layout: numbers come first
+    wire[1, :4] = torch.tensor([0, 0, 0xC0, 0x7F], dtype=torch.uint8)
     with pytest.raises(DivergenceError, match=r"node 5, step 77"):
         compressor.decode(wire, 650, random, step=77)
 
@@ -183,7 +200,8 @@ def shapes(dim: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dim", [9, 650])
 @pytest.mark.parametrize("shape", ["gaussian", "one-hot", "flat", "heavy"])
 def test_error_is_within_omega(compressor: Compressor, dim: int, shape: str) -> None:
-    """E|Q(v) - v|^2 <= omega^2 |v|^2, up to the scatter of the draws (and 2 % for short rotated columns)."""
+    """E|Q(v) - v|^2 <= omega^2 |v|^2, up to the scatter of the draws (and 2 % for short rotated
+    columns)."""
     vector, num_draws = shapes(dim)[shape], 200 if dim == 9 else 60
     result = sent(compressor, vector.expand(num_draws, dim), PublicRandomness(1, range(num_draws)))
     ratios = (result.double() - vector).square().sum(1) / vector.double().square().sum()
@@ -194,7 +212,8 @@ def test_error_is_within_omega(compressor: Compressor, dim: int, shape: str) -> 
 @every_compressor
 @pytest.mark.parametrize("dim", [65, 1001])
 def test_moments_are_the_measured_ones(compressor: Compressor, dim: int) -> None:
-    """For Gaussian vectors: <Q(v), v> = gain |v|^2 and |Q(v) - gain v|^2 = noise |v|^2 on average."""
+    """For Gaussian vectors: <Q(v), v> = gain |v|^2 and |Q(v) - gain v|^2 = noise |v|^2 on
+    average."""
     moments = compressor.moments(dim)
     if moments is None:
         assert compressor.spec.startswith(("top", "sign"))
@@ -208,7 +227,10 @@ def test_moments_are_the_measured_ones(compressor: Compressor, dim: int) -> None
     short = dim < 100 and compressor.spec.startswith("rot")  # its law is that of long vectors
     for measured, predicted in ((gains, moments.gain), (noises, moments.noise)):
         scatter = 4 * measured.std().item() / num_draws**0.5
-        assert abs(measured.mean().item() - predicted) <= scatter + (0.05 if short else 0.002) * predicted + 1e-9
+        assert (
+            abs(measured.mean().item() - predicted)
+            <= scatter + (0.05 if short else 0.002) * predicted + 1e-9
+        )
 
 
 @every_compressor
@@ -218,7 +240,9 @@ def test_errors_of_nodes_and_steps_are_unrelated(compressor: Compressor) -> None
     moments = compressor.moments(4096)
     assert moments is not None
     x = gaussian(1, 4096).expand(2, -1)
-    errors = [sent(compressor, x, PublicRandomness(1, [0, 1]), step) - moments.gain * x for step in (0, 1)]
+    errors = [
+        sent(compressor, x, PublicRandomness(1, [0, 1]), step) - moments.gain * x for step in (0, 1)
+    ]
     pairs = [(errors[0][0], errors[0][1]), (errors[0][0], errors[1][0])]
     for first, second in pairs:
         correlation = torch.nn.functional.cosine_similarity(first, second, dim=0).item()

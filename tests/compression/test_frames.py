@@ -15,7 +15,9 @@ from dpcsgp.errors import ConfigError, WireError
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 
 
-def make(step: int = 7, key: bytes | None = None, y: float = 1.25, num_weights: int = 1) -> torch.Tensor:
+def make(
+    step: int = 7, key: bytes | None = None, y: float = 1.25, num_weights: int = 1
+) -> torch.Tensor:
     payload = torch.arange(60, dtype=torch.uint8).view(2, 30)
     return join([4, 9], step, torch.full((2, num_weights), y, dtype=torch.float64), payload, key)
 
@@ -34,7 +36,9 @@ def test_round_trip(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     y = torch.rand(num_rows, num_weights, dtype=torch.float64, generator=generator) + 1e-300
-    payload = torch.randint(0, 256, (num_rows, payload_bytes), dtype=torch.uint8, generator=generator)
+    payload = torch.randint(
+        0, 256, (num_rows, payload_bytes), dtype=torch.uint8, generator=generator
+    )
     senders = list(range(100, 100 + num_rows))
     frames = join(senders, step, y, payload, key)
     assert frames.dtype == torch.uint8
@@ -50,7 +54,11 @@ def test_overhead_is_48_bytes() -> None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(bit=st.integers(0, 8 * frame_bytes(30) - 1), row=st.integers(0, 1), key=st.sampled_from([None, KEY]))
+@given(
+    bit=st.integers(0, 8 * frame_bytes(30) - 1),
+    row=st.integers(0, 1),
+    key=st.sampled_from([None, KEY]),
+)
 def test_any_flipped_bit_is_refused(bit: int, row: int, key: bytes | None) -> None:
     frames = make(key=key)
     frames[row, bit // 8] ^= 1 << (bit % 8)
@@ -59,7 +67,10 @@ def test_any_flipped_bit_is_refused(bit: int, row: int, key: bytes | None) -> No
 
 
 def test_rows_do_not_depend_on_each_other() -> None:
-    payload, y = torch.arange(60, dtype=torch.uint8).view(2, 30), torch.ones(2, 1, dtype=torch.float64)
+    payload, y = (
+        torch.arange(60, dtype=torch.uint8).view(2, 30),
+        torch.ones(2, 1, dtype=torch.float64),
+    )
     together = join([4, 9], 7, y, payload, KEY)
     assert torch.equal(join([9], 7, y[1:], payload[1:], KEY), together[1:])
 
@@ -91,8 +102,12 @@ def test_faults_are_named(frames: torch.Tensor, step: int, key: bytes | None, fa
 
 
 def test_a_frame_of_another_layout_is_refused_although_its_size_fits() -> None:
-    frames = join([4], 7, torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, 22, dtype=torch.uint8))
-    with pytest.raises(WireError, match="declares 22 payload bytes and 2 weights, expected 30 and 1"):
+    frames = join(
+        [4], 7, torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, 22, dtype=torch.uint8)
+    )
+    with pytest.raises(
+        WireError, match="declares 22 payload bytes and 2 weights, expected 30 and 1"
+    ):
         split(frames, [4], 7, 30)
 
 

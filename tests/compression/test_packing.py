@@ -25,7 +25,9 @@ def test_packing_round_trip(bits: int, dim: int, seed: int) -> None:
 def test_every_bit_of_the_wire_carries_a_symbol(bits: int) -> None:
     dim = 24  # a multiple of eight: no padding bits
     wires = [
-        pack((np.arange(dim) == k).astype(symbol_dtype(bits)) * symbol_dtype(bits)(2**bits - 1), bits)
+        pack(
+            (np.arange(dim) == k).astype(symbol_dtype(bits)) * symbol_dtype(bits)(2**bits - 1), bits
+        )
         for k in range(dim)
     ]
     used = np.unpackbits(np.array(wires), axis=1)
@@ -35,8 +37,12 @@ def test_every_bit_of_the_wire_carries_a_symbol(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [2, 3, 7, 8, 9, 16])
 def test_negative_symbols_keep_their_low_bits(bits: int) -> None:
-    signed = np.arange(-(2 ** (bits - 1)), 2 ** (bits - 1)).astype(np.int8 if bits <= 8 else np.int16)
-    assert np.array_equal(unpack(pack(signed, bits), signed.size, bits), signed.astype(np.int64) % 2**bits)
+    signed = np.arange(-(2 ** (bits - 1)), 2 ** (bits - 1)).astype(
+        np.int8 if bits <= 8 else np.int16
+    )
+    assert np.array_equal(
+        unpack(pack(signed, bits), signed.size, bits), signed.astype(np.int64) % 2**bits
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -60,8 +66,14 @@ def test_positions_at_the_edges_of_a_large_range() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), dim=st.sampled_from([10, 1000]), count=st.sampled_from([1, 9]))
+@given(
+    seed=st.integers(0, 2**32 - 1), dim=st.sampled_from([10, 1000]), count=st.sampled_from([1, 9])
+)
 def test_bytes_that_are_no_positions_are_noticed(seed: int, dim: int, count: int) -> None:
-    wire = np.random.default_rng(seed).integers(0, 256, positions_bytes(dim, count)).astype(np.uint8)
+    wire = (
+        np.random.default_rng(seed).integers(0, 256, positions_bytes(dim, count)).astype(np.uint8)
+    )
     decoded = read_positions(wire, dim, count)
-    assert decoded is None or (decoded.size == count and (np.diff(decoded) > 0).all() and decoded[-1] < dim)
+    assert decoded is None or (
+        decoded.size == count and (np.diff(decoded) > 0).all() and decoded[-1] < dim
+    )

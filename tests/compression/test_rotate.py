@@ -1,4 +1,5 @@
-"""The rotation is orthogonal and makes every vector Gaussian, so the error is the same for all of them."""
+"""The rotation is orthogonal and makes every vector Gaussian, so the error is the same for all of
+them."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def test_plans_cover_all_coordinates_with_little_waste(dim: int, bits: int) -> N
 
 
 def plain_butterflies(x: np.ndarray, half: int) -> np.ndarray:
-    """Return the transform of the rows of (L, M), stage after stage: what sender and receivers must agree on."""
+    """Return the transform of the rows of (L, M), stage after stage: what sender and receivers must
+    agree on."""
     x = x.copy()
     while half < len(x):
         pairs = x.reshape(-1, 2, half, x.shape[1])
@@ -41,14 +43,20 @@ def plain_butterflies(x: np.ndarray, half: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("columns", [1, 3, 16, 25])
-@pytest.mark.parametrize(("length", "half"), [(32, 1), (64, 1), (64, 8), (4096, 32), (2, 1), (32, 32)])
-def test_butterflies_agree_bit_for_bit_with_plain_ones(length: int, half: int, columns: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "half"), [(32, 1), (64, 1), (64, 8), (4096, 32), (2, 1), (32, 32)]
+)
+def test_butterflies_agree_bit_for_bit_with_plain_ones(
+    length: int, half: int, columns: int
+) -> None:
     x = np.random.default_rng(0).standard_normal((length, columns)).astype(np.float32)
     found = x.copy()
     hadamard(found.reshape(-1), columns, half)
     assert np.array_equal(found, plain_butterflies(x, half))
     if half == 1:
-        signs = np.array([[(-1.0) ** (i & j).bit_count() for i in range(length)] for j in range(length)])
+        signs = np.array(
+            [[(-1.0) ** (i & j).bit_count() for i in range(length)] for j in range(length)]
+        )
         assert np.allclose(found, signs @ x, atol=1e-4 * length)
 
 
@@ -91,18 +99,33 @@ def test_error_is_the_same_for_every_vector(bits: int, dim: int) -> None:
     compressor, num_draws = RotatedQuantizer(bits), 100
     random, moments = PublicRandomness(1, range(num_draws)), compressor.moments(dim)
     one_hots = [torch.eye(dim)[k] for k in (0, dim // 2, dim - 1)]
-    for vector in [*one_hots, torch.ones(dim), torch.randn(dim), torch.randn(dim) ** 5, torch.arange(dim) * 1.0]:
-        result = compressor.decode(compressor.encode(vector.expand(num_draws, dim), random, 0), dim, random, 0)
+    for vector in [
+        *one_hots,
+        torch.ones(dim),
+        torch.randn(dim),
+        torch.randn(dim) ** 5,
+        torch.arange(dim) * 1.0,
+    ]:
+        result = compressor.decode(
+            compressor.encode(vector.expand(num_draws, dim), random, 0), dim, random, 0
+        )
         ratios = (result - vector).square().sum(1) / vector.square().sum()
         expected = (1 - moments.gain) ** 2 + moments.noise
-        assert abs(ratios.mean().item() - expected) <= 4 * ratios.std().item() / num_draws**0.5 + 0.02 * expected
+        assert (
+            abs(ratios.mean().item() - expected)
+            <= 4 * ratios.std().item() / num_draws**0.5 + 0.02 * expected
+        )
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 @pytest.mark.parametrize("dim", [1, 40, 650])
 def test_no_message_is_longer_than_its_vector_allows(bits: int, dim: int) -> None:
     """|Q(v)|^2 = <Q(v), v>, hence |Q(v) - v| <= |v|, in every draw."""
-    x, random, compressor = torch.randn(50, dim), PublicRandomness(1, range(50)), RotatedQuantizer(bits)
+    x, random, compressor = (
+        torch.randn(50, dim),
+        PublicRandomness(1, range(50)),
+        RotatedQuantizer(bits),
+    )
     result = compressor.decode(compressor.encode(x, random, 0), dim, random, 0)
     assert ((result - x).norm(dim=1) <= x.norm(dim=1) * (1 + 1e-5)).all()
     if compressor.num_bytes(dim) and plan_rotation(dim, bits).width == dim:
@@ -113,7 +136,9 @@ def test_mean_is_a_multiple_of_the_vector() -> None:
     compressor, dim, num_draws = RotatedQuantizer(1), 96, 5000
     vector = torch.linspace(-1, 2, dim)
     random = PublicRandomness(1, range(num_draws))
-    result = compressor.decode(compressor.encode(vector.expand(num_draws, dim), random, 0), dim, random, 0)
+    result = compressor.decode(
+        compressor.encode(vector.expand(num_draws, dim), random, 0), dim, random, 0
+    )
     mean, scatter = result.mean(0), result.std(0) / num_draws**0.5
     gain = float(mean @ vector / vector.square().sum())
     assert gain == pytest.approx(2 / math.pi, rel=0.02)
@@ -127,10 +152,14 @@ def test_lloyd_max_is_a_fixed_point_with_the_stated_gain(bits: int) -> None:
     gain = 0.0
     for low, high, level in zip(edges[:-1], edges[1:], quantiser.levels, strict=True):
         mass = norm.cdf(high) - norm.cdf(low)
-        assert quad(lambda z: z * norm.pdf(z), low, high)[0] == pytest.approx(level * mass, abs=1e-9)
+        assert quad(lambda z: z * norm.pdf(z), low, high)[0] == pytest.approx(
+            level * mass, abs=1e-9
+        )
         gain += 2 * mass * level**2
     assert gain == pytest.approx(quantiser.gain, abs=1e-12)
-    middles = [(a + b) / 2 for a, b in zip(quantiser.levels[:-1], quantiser.levels[1:], strict=True)]
+    middles = [
+        (a + b) / 2 for a, b in zip(quantiser.levels[:-1], quantiser.levels[1:], strict=True)
+    ]
     assert quantiser.thresholds == pytest.approx(middles, abs=1e-12)
 
 
@@ -138,4 +167,6 @@ def test_long_vectors_are_cut_into_panels() -> None:
     dim = 1_100_000
     x, random, compressor = torch.randn(1, dim), PublicRandomness(1, [3]), RotatedQuantizer(1)
     result = compressor.decode(compressor.encode(x, random, 0), dim, random, 0)
-    assert float((result - x).square().sum() / x.square().sum()) == pytest.approx(1 - 2 / math.pi, rel=0.01)
+    assert float((result - x).square().sum() / x.square().sum()) == pytest.approx(
+        1 - 2 / math.pi, rel=0.01
+    )

@@ -1,4 +1,5 @@
-"""Random subsets are uniform, private to a sender and step, and exact in size; top-k keeps the largest entries."""
+"""Random subsets are uniform, private to a sender and step, and exact in size; top-k keeps the
+largest entries."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from dpcsgp.compression import LargestEntries, RandomSubset
+from dpcsgp.compression import RandK, TopK
 from dpcsgp.compression.sparsify import random_mask
 from dpcsgp.errors import WireError
 from dpcsgp.randomness import PublicRandomness
@@ -29,9 +30,12 @@ def test_every_subset_is_equally_likely(dim: int, num_kept: int) -> None:
 def test_long_masks_are_exact_and_even(fraction: float) -> None:
     dim, num_draws = 40_000, 40
     num_kept = int(fraction * dim)
-    masks = [random_mask(PublicRandomness(2, [1]), step, 0, dim, num_kept) for step in range(num_draws)]
+    masks = [
+        random_mask(PublicRandomness(2, [1]), step, 0, dim, num_kept) for step in range(num_draws)
+    ]
     assert all(int(mask.sum()) == num_kept for mask in masks)
-    # Every eighth of the vector receives its share, also of the coordinates that were moved to mend the count.
+    # Every eighth of the vector receives its share, also of the coordinates that were moved to mend
+    # the count.
     shares = np.sum(masks, axis=0).reshape(8, -1).sum(axis=1)
     assert chisquare(shares).pvalue > 1e-4
     pair_overlap = np.mean([(a & b).sum() for a, b in combinations(masks, 2)])
@@ -50,7 +54,7 @@ def test_masks_differ_between_nodes_steps_and_seeds() -> None:
 
 
 def test_receiver_rebuilds_the_mask_from_the_sender_alone() -> None:
-    compressor, x = RandomSubset(0.3), torch.randn(3, 101)
+    compressor, x = RandK(0.3), torch.randn(3, 101)
     wire = compressor.encode(x, PublicRandomness(9, [5, 6, 7]), step=8)
     decoded = compressor.decode(wire[1:2], 101, PublicRandomness(9, [6]), step=8)[0]
     kept = decoded != 0
@@ -59,18 +63,18 @@ def test_receiver_rebuilds_the_mask_from_the_sender_alone() -> None:
 
 
 def test_kept_count_is_the_floor_of_the_written_decimal() -> None:
-    assert RandomSubset(0.29).num_kept(100) == 29  # 0.29 * 100 is 28.999... in floating point
-    assert RandomSubset(0.5).num_kept(101) == 50
-    assert RandomSubset(0.5).num_kept(1) == 0
-    assert RandomSubset(0.5).num_bytes(1) == 0
-    assert RandomSubset(0.75).paper_bits(1001) == 32 * 750
-    assert LargestEntries(0.5).num_kept(1) == 1
+    assert RandK(0.29).num_kept(100) == 29  # 0.29 * 100 is 28.999... in floating point
+    assert RandK(0.5).num_kept(101) == 50
+    assert RandK(0.5).num_kept(1) == 0
+    assert RandK(0.5).num_bytes(1) == 0
+    assert RandK(0.75).paper_bits(1001) == 32 * 750
+    assert TopK(0.5).num_kept(1) == 1
 
 
 def test_top_keeps_the_largest_and_breaks_ties_by_position() -> None:
     x = torch.tensor([[1.0, -5.0, 2.0, -2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
     random = PublicRandomness(1, [0])
-    compressor = LargestEntries(0.3)
+    compressor = TopK(0.3)
     decoded = compressor.decode(compressor.encode(x, random, 0), 10, random, 0)
     assert decoded.tolist() == [[0.0, -5.0, 2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
 
@@ -78,14 +82,14 @@ def test_top_keeps_the_largest_and_breaks_ties_by_position() -> None:
 @pytest.mark.parametrize("fraction", [0.001, 0.01, 0.1, 0.5, 1.0])
 def test_top_agrees_with_sorting(fraction: float) -> None:
     x = torch.randn(2, 5003)
-    random, compressor = PublicRandomness(1, [0, 1]), LargestEntries(fraction)
+    random, compressor = PublicRandomness(1, [0, 1]), TopK(fraction)
     decoded = compressor.decode(compressor.encode(x, random, 0), 5003, random, 0)
     kept = torch.topk(x.abs(), compressor.num_kept(5003), dim=1).indices
     assert torch.equal(decoded, torch.zeros_like(x).scatter(1, kept, x.gather(1, kept)))
 
 
 def test_top_refuses_impossible_positions() -> None:
-    random, compressor = PublicRandomness(1, [6]), LargestEntries(0.01)
+    random, compressor = PublicRandomness(1, [6]), TopK(0.01)
     wire = compressor.encode(torch.randn(1, 1000), random, 0)
     wire[0, 40:] = 0
     with pytest.raises(WireError, match="sender 6 at step 4"):

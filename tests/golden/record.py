@@ -1,7 +1,8 @@
 """Runs of a seeded task, and digests of all they leave: frames, ledgers, models, rows.
 
-`tests/golden/test_golden.py` starts this in a process of its own, with arithmetic that is the same on every x86 processor
-(`PORTABLE`), and compares with `digests.json`. To pin new digests after a change that is meant to change them:
+`tests/golden/test_golden.py` starts this in a process of its own, with arithmetic that is the same
+on every x86 processor (`PORTABLE`), and compares with `digests.json`. To pin new digests after a
+change that is meant to change them:
 
     python tests/golden/test_golden.py
 """
@@ -34,7 +35,8 @@ PORTABLE = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "NUMBA_CPU_NAME": "x86-64",
     "NUMBA_CPU_FEATURES": "+sse,+sse2",
-    "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
+    "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL "
+    "AVX512_ICL AVX512_SPR",
     "OMP_NUM_THREADS": "1",
 }
 COMMON = {
@@ -49,8 +51,16 @@ COMMON = {
 }
 RUNS = {
     "rotated, one bit": {"compression.spec": "rot:1", "algorithm.polish_rounds": "2"},
-    "dithered, uneven graph": {"compression.spec": "gsgd:4/64", "graph.name": "random_digraph", "graph.seed": "3"},
-    "random half": {"compression.spec": "rand:0.5", "task.partition": "shards:2", "algorithm.gossip_every": "2"},
+    "dithered, uneven graph": {
+        "compression.spec": "gsgd:4/64",
+        "graph.name": "random_digraph",
+        "graph.seed": "3",
+    },
+    "random half": {
+        "compression.spec": "rand:0.5",
+        "task.partition": "shards:2",
+        "algorithm.gossip_every": "2",
+    },
     "exact": {"algorithm.name": "dp-sgp"},
     "undirected": {"algorithm.name": "dp2sgd"},
     "choco": {
@@ -59,7 +69,11 @@ RUNS = {
         "compression.spec": "top:0.1",
         "algorithm.mixing_rate": "0.1",
     },
-    "blocks": {"algorithm.name": "dp-block", "compression.spec": "gsgd:8/64", "algorithm.num_blocks": "3"},
+    "blocks": {
+        "algorithm.name": "dp-block",
+        "compression.spec": "gsgd:8/64",
+        "algorithm.num_blocks": "3",
+    },
 }
 _RANDOM = ("run_id", "start", "prev", "sum", "time", "fragment")
 
@@ -87,7 +101,8 @@ def _run(out: Path, settings: dict[str, str]) -> dict[str, str]:
 
 
 def _resumed(out: Path) -> dict[str, str]:
-    """Stop a run in its third step as Ctrl-C does, and resume it: frames, model and rows as if it had not been stopped."""
+    """Stop a run in its third step as Ctrl-C does, and resume it: frames, model and rows as if it
+    had not been stopped."""
     with _listening(stop_after=3) as frames:
         _command("--out", str(out), *_words(RUNS["rotated, one bit"]))
         _command("--out", str(out), "--resume")
@@ -95,7 +110,11 @@ def _resumed(out: Path) -> dict[str, str]:
 
 
 def _words(settings: dict[str, str]) -> list[str]:
-    return [word for key, value in {**COMMON, **settings}.items() for word in ("--set", f"{key}={value}")]
+    return [
+        word
+        for key, value in {**COMMON, **settings}.items()
+        for word in ("--set", f"{key}={value}")
+    ]
 
 
 def _command(*words: str) -> None:
@@ -105,8 +124,13 @@ def _command(*words: str) -> None:
 
 @contextmanager
 def _listening(stop_after: int = 0) -> Iterator[Any]:
-    """Make the simulator hash every byte that it passes on, and ask for a stop after some exchanges."""
-    frames, count, exchange = hashlib.blake2b(digest_size=16), itertools.count(1), Simulator.exchange
+    """Make the simulator hash every byte that it passes on, and ask for a stop after some
+    exchanges."""
+    frames, count, exchange = (
+        hashlib.blake2b(digest_size=16),
+        itertools.count(1),
+        Simulator.exchange,
+    )
 
     def heard(self: Simulator, wire_NB: Tensor) -> Tensor:
         frames.update(repr(tuple(wire_NB.shape)).encode() + wire_NB.numpy().tobytes())
@@ -114,11 +138,11 @@ def _listening(stop_after: int = 0) -> Iterator[Any]:
             signal.raise_signal(signal.SIGINT)
         return exchange(self, wire_NB)
 
-    Simulator.exchange = heard
+    setattr(Simulator, "exchange", heard)  # noqa: B010
     try:
         yield frames
     finally:
-        Simulator.exchange = exchange
+        setattr(Simulator, "exchange", exchange)  # noqa: B010
 
 
 def _left_in(out: Path) -> dict[str, str]:
@@ -129,12 +153,15 @@ def _left_in(out: Path) -> dict[str, str]:
     return {
         "model": _digest(*(model[name] for name in sorted(model))),
         "rows": _text_digest(rows),
-        "ledgers": _text_digest([_releases(file) for file in sorted((out / "ledger").glob("node-*.jsonl"))]),
+        "ledgers": _text_digest(
+            [_releases(file) for file in sorted((out / "ledger").glob("node-*.jsonl"))]
+        ),
     }
 
 
 def _releases(file: Path) -> list[Any]:
-    """Return the lines without the random names of run and start, and without the chain, which follows from these."""
+    """Return the lines without the random names of run and start, and without the chain, which
+    follows from these."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in _RANDOM} for line in lines]
 
@@ -142,7 +169,10 @@ def _releases(file: Path) -> list[Any]:
 def _digest(*tensors: Tensor) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode() + tensor.contiguous().numpy().tobytes())
+        digest.update(
+            repr((tensor.dtype, tuple(tensor.shape))).encode()
+            + tensor.contiguous().numpy().tobytes()
+        )
     return digest.hexdigest()
 
 

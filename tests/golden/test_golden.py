@@ -1,4 +1,5 @@
-"""What seeded runs compute is pinned: a change of rooms, names or order of code may not change one bit of it."""
+"""What seeded runs compute is pinned: a change of rooms, names or order of code may not change one
+bit of it."""
 
 from __future__ import annotations
 
@@ -43,16 +44,23 @@ def pinned(found: dict[str, Any]) -> dict[str, Any]:
     wanted = json.loads(DIGESTS.read_text())
     if found["processor"] != wanted["processor"]:
         pytest.skip(
-            f"plain torch rounds otherwise on this {platform.machine()} processor than where digests were pinned"
+            f"plain torch rounds otherwise on this {platform.machine()} processor than where "
+            "digests were pinned"
         )
     return wanted
 
 
-NAMES = [name for name in json.loads(DIGESTS.read_text() if DIGESTS.exists() else "{}") if name != "processor"]
+NAMES = [
+    name
+    for name in json.loads(DIGESTS.read_text() if DIGESTS.exists() else "{}")
+    if name != "processor"
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_seeded_run_repeats_bit_for_bit(name: str, found: dict[str, Any], pinned: dict[str, Any]) -> None:
+def test_a_seeded_run_repeats_bit_for_bit(
+    name: str, found: dict[str, Any], pinned: dict[str, Any]
+) -> None:
     assert found[name] == pinned[name]
 
 

@@ -40,7 +40,17 @@ GRAPHS = {
     "torus": torus(12),
     "pair": complete(2),
 }
-LAWFUL = ["none", "rand:0.9", "rand:0.5", "rand:0.1", "rand:0.01", "gsgd:8/512", "gsgd:4/64", "gsgd:3/64", "rot:1"]
+LAWFUL = [
+    "none",
+    "rand:0.9",
+    "rand:0.5",
+    "rand:0.1",
+    "rand:0.01",
+    "gsgd:8/512",
+    "gsgd:4/64",
+    "gsgd:3/64",
+    "rot:1",
+]
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -53,7 +63,9 @@ def test_the_best_rate_is_stable_and_no_other_is_much_better(name: str, spec: st
     best = steady_state_disagreement(topology, compressor, rate, DIM)
     for factor in (0.5, 0.8, 0.95, 1.05, 1.25, 2.0):
         if rate * factor <= 1.0:
-            assert best <= steady_state_disagreement(topology, compressor, rate * factor, DIM) * 1.001
+            assert (
+                best <= steady_state_disagreement(topology, compressor, rate * factor, DIM) * 1.001
+            )
 
 
 def test_exact_messages_need_no_damping() -> None:
@@ -62,11 +74,15 @@ def test_exact_messages_need_no_damping() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_rule_for_large_graphs_is_stable_and_nearly_best(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rule_for_large_graphs_is_stable_and_nearly_best(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topology = random_digraph(4 + 2 * seed, 0.15, seed)
     for spec in ("rand:0.7", "rand:0.2", "gsgd:4/64", "gsgd:3/64", "rot:1", "rot:3"):
         compressor = parse_compressor(spec)
-        best = steady_state_disagreement(topology, compressor, best_mixing_rate(topology, compressor, DIM), DIM)
+        best = steady_state_disagreement(
+            topology, compressor, best_mixing_rate(topology, compressor, DIM), DIM
+        )
         with monkeypatch.context() as patch:
             patch.setattr("dpcsgp.graphs.mixing_rate.EXPLICIT_NODES", 1)
             rate = best_mixing_rate(topology, compressor, DIM)
@@ -93,37 +109,59 @@ def test_the_default_is_quick() -> None:
 @pytest.mark.slow
 def test_a_thousand_nodes_still_get_a_rate() -> None:
     topology, start = directed_exponential(1000), time.process_time()
-    assert best_mixing_rate(topology, parse_compressor("rand:0.5"), DIM) == pytest.approx(1 / 3, rel=1e-3)
+    assert best_mixing_rate(topology, parse_compressor("rand:0.5"), DIM) == pytest.approx(
+        1 / 3, rel=1e-3
+    )
     assert time.process_time() - start < 20.0
 
 
 @pytest.mark.parametrize(
     ("share", "verdict"),
-    [(0.62, "stable"), (0.58, "heavy-tailed"), (0.56, "heavy-tailed"), (0.45, "divergent"), (0.1, "divergent")],
+    [
+        (0.62, "stable"),
+        (0.58, "heavy-tailed"),
+        (0.56, "heavy-tailed"),
+        (0.45, "divergent"),
+        (0.1, "divergent"),
+    ],
 )
 def test_heavy_tails_are_told_from_divergence(share: float, verdict: str) -> None:
-    assert classify(directed_exponential(10), parse_compressor(f"rand:{share}"), 1.0, DIM) == verdict
+    assert (
+        classify(directed_exponential(10), parse_compressor(f"rand:{share}"), 1.0, DIM) == verdict
+    )
 
 
 def test_quantisers_are_never_called_heavy_tailed() -> None:
-    assert classify(directed_ring(10), parse_compressor("rot:1"), 1.0, DIM) == "divergent"  # radius 1.0052
+    # radius 1.0052
+    assert classify(directed_ring(10), parse_compressor("rot:1"), 1.0, DIM) == "divergent"
     assert classify(directed_ring(10), parse_compressor("sign:512"), 1.0, DIM) == "no law"
 
 
 def test_an_unstable_setting_is_refused_with_the_remedy() -> None:
     topology, compressor = directed_exponential(10), parse_compressor("rand:0.5")
     require_stable(topology, compressor, 0.4, DIM)
-    with pytest.raises(UnstableError, match=r"mixing_rate = 1 .*grows by 1\.0753.*Use mixing_rate = 0\.379 or 'auto'"):
+    with pytest.raises(
+        UnstableError,
+        match=r"mixing_rate = 1 .*grows by 1\.0753.*Use mixing_rate = 0\.379 or 'auto'",
+    ):
         require_stable(topology, compressor, 1.0, DIM)
 
 
 def test_the_report_holds_together() -> None:
     topology, compressor = directed_exponential(10), parse_compressor("rand:0.5")
     report = stability_report(topology, compressor, DIM, mixing_rate=1.0)
-    assert (report.verdict, report.healthy, report.rounds_to_halve) == ("divergent", False, math.inf)
+    assert (report.verdict, report.healthy, report.rounds_to_halve) == (
+        "divergent",
+        False,
+        math.inf,
+    )
     assert report.radius == report.radius_at_one == pytest.approx(1.0753, abs=1e-4)
-    assert report.advised_radius == mixing_radius(topology, compressor, report.advised_rate, DIM) < 1.0
-    assert report.advised_rounds_to_halve == pytest.approx(math.log(2) / -math.log(report.advised_radius))
+    assert (
+        report.advised_radius == mixing_radius(topology, compressor, report.advised_rate, DIM) < 1.0
+    )
+    assert report.advised_rounds_to_halve == pytest.approx(
+        math.log(2) / -math.log(report.advised_radius)
+    )
     advised = stability_report(topology, compressor, DIM)
     assert (advised.verdict, advised.healthy) == ("stable", True)
     assert advised.mixing_rate == report.advised_rate
@@ -154,9 +192,13 @@ def test_rounds_to_halve() -> None:
 
 
 def late_over_early(topology: Topology, compressor: Compressor, rate: float, noise: float) -> float:
-    """Return the mean square disagreement in the last rounds over its largest value in the first tenth."""
+    """Return the mean square disagreement in the last rounds over its largest value in the first
+    tenth."""
     dim, rounds = 512, 1500
-    generator, streams = torch.Generator().manual_seed(1), PublicRandomness(1, range(topology.num_nodes))
+    generator, streams = (
+        torch.Generator().manual_seed(1),
+        PublicRandomness(1, range(topology.num_nodes)),
+    )
     phi = torch.tensor(stationary(topology), dtype=torch.float32)[:, None]
     pull = rate * torch.tensor(topology.weights - np.eye(topology.num_nodes), dtype=torch.float32)
     x = torch.randn(topology.num_nodes, dim, generator=generator)
@@ -167,7 +209,8 @@ def late_over_early(topology: Topology, compressor: Compressor, rate: float, noi
         wire = compressor.encode(x - public, streams, step)
         public = public + compressor.decode(wire, dim, streams, step)
         x = x + pull @ public
-        mean = phi * x.sum(0)  # its walk is no disagreement, and float32 should not have to carry it
+        # its walk is no disagreement, and float32 should not have to carry it
+        mean = phi * x.sum(0)
         x, public = x - mean, public - mean
         spread.append(float(x.square().mean()))
     settling = 0.5 / rate  # the noise needs about that long to pile up
@@ -178,7 +221,10 @@ def late_over_early(topology: Topology, compressor: Compressor, rate: float, noi
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("name", "spec"),
-    [("ring", "top:0.1"), *((name, "sign:32") for name in ("exponential", "ring", "irregular", "star"))],
+    [
+        ("ring", "top:0.1"),
+        *((name, "sign:32") for name in ("exponential", "ring", "irregular", "star")),
+    ],
 )
 def test_cautious_rates_stay_bounded(name: str, spec: str, noise: float) -> None:
     compressor = parse_compressor(spec)

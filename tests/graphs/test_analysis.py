@@ -27,7 +27,9 @@ GRAPHS = {
     "star": star(9),
     "complete": complete(6),
     "irregular": random_digraph(12, 0.15, seed=2),
-    "defective": from_edges(6, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 0), (1, 4), (3, 0), (0, 3)]),
+    "defective": from_edges(
+        6, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 0), (1, 4), (3, 0), (0, 3)]
+    ),
 }
 
 
@@ -55,8 +57,16 @@ def test_the_defining_inequalities_hold(name: str, mixing_rate: float) -> None:
     power, smallest = identity, np.inf
     for k in range(60):
         for norm, decay, constant in (
-            (np.linalg.norm(power - limit, 2), constants.decay_spectral, constants.constant_spectral),
-            (np.linalg.norm(power - limit), constants.decay_frobenius, constants.constant_frobenius),
+            (
+                np.linalg.norm(power - limit, 2),
+                constants.decay_spectral,
+                constants.constant_spectral,
+            ),
+            (
+                np.linalg.norm(power - limit),
+                constants.decay_frobenius,
+                constants.constant_frobenius,
+            ),
         ):
             assert norm <= constant * decay**k * (1 + 1e-6) + 1e-12
         power = weights @ power
@@ -75,30 +85,56 @@ def test_a_single_node_has_constants() -> None:
 
 def test_numbers_of_the_theorem_for_the_small_network() -> None:
     report = theorem_report(
-        directed_exponential(10), parse_compressor("rand:0.5"), DIM, epsilon=0.5, delta=1e-4, examples_per_node=6000
+        directed_exponential(10),
+        parse_compressor("rand:0.5"),
+        DIM,
+        epsilon=0.5,
+        delta=1e-4,
+        examples_per_node=6000,
     )
     assert report.steps == pytest.approx(9.6, abs=0.01)
     assert report.required_examples == pytest.approx(612_000, rel=1e-3)
     assert report.epsilon_floor == pytest.approx(937_000, rel=1e-3)
-    assert report.learning_rate == pytest.approx(1 / (6000 * 0.5 / (10 * DIM * np.log(1e4)) ** 0.5 + 1))
-    assert [condition.holds for condition in report.conditions] == [False, False, False, True, False]
+    assert report.learning_rate == pytest.approx(
+        1 / (6000 * 0.5 / (10 * DIM * np.log(1e4)) ** 0.5 + 1)
+    )
+    assert [condition.holds for condition in report.conditions] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
     assert not report.holds
 
 
 @pytest.mark.parametrize(
     ("spec", "holds"),
-    [("gsgd:16", True), ("gsgd:8/512", False), ("rand:0.998", False), ("rand:0.999", True), ("none", True)],
+    [
+        ("gsgd:16", True),
+        ("gsgd:8/512", False),
+        ("rand:0.998", False),
+        ("rand:0.999", True),
+        ("none", True),
+    ],
 )
 def test_which_compressors_the_theorem_covers(spec: str, holds: bool) -> None:
     report = theorem_report(
-        directed_exponential(10), parse_compressor(spec), DIM, epsilon=0.5, delta=1e-4, examples_per_node=6000
+        directed_exponential(10),
+        parse_compressor(spec),
+        DIM,
+        epsilon=0.5,
+        delta=1e-4,
+        examples_per_node=6000,
     )
     assert report.conditions[0].holds is holds
     assert ("not satisfied" in report.conditions[0].sentence) is not holds
 
 
 def test_everything_can_hold_at_once() -> None:
-    report = theorem_report(complete(1), parse_compressor("none"), 1, epsilon=5.0, delta=0.5, examples_per_node=10)
+    report = theorem_report(
+        complete(1), parse_compressor("none"), 1, epsilon=5.0, delta=0.5, examples_per_node=10
+    )
     assert report.holds
 
 

@@ -1,4 +1,5 @@
-"""The law of quantised block gossip: against a Kronecker product, a simulation of the law, and the real algorithm."""
+"""The law of quantised block gossip: against a Kronecker product, a simulation of the law, and the
+real algorithm."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from dpcsgp.graphs.stability import GossipMoments
 from dpcsgp.network import Simulator
 from dpcsgp.planning import declared_facts
 from dpcsgp.randomness import PublicRandomness
-from dpcsgp.runs.design import design
+from dpcsgp.runs.design import design_run
 
 GRAPHS = {
     "exponential": directed_exponential(5),
@@ -41,7 +42,8 @@ LAWS = [(1.0, 0.0), (1.0, 0.3), (0.64, 0.23), (0.5, 0.25), (1.0, 1.5)]
 
 
 def kronecker_radius(topology: Topology, gain: float, noise: float) -> float:
-    """Return the root of the spectral radius of V -> M V M' + noise B diag(V) B' on zero-sum second moments."""
+    """Return the root of the spectral radius of V -> M V M' + noise B diag(V) B' on zero-sum second
+    moments."""
     n = topology.num_nodes
     apart = topology.weights - np.eye(n)
     mean = np.eye(n) + gain * apart
@@ -55,25 +57,32 @@ def kronecker_radius(topology: Topology, gain: float, noise: float) -> float:
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize(("gain", "noise"), LAWS)
-def test_the_radius_is_that_of_the_second_moment_operator(name: str, gain: float, noise: float) -> None:
+def test_the_radius_is_that_of_the_second_moment_operator(
+    name: str, gain: float, noise: float
+) -> None:
     found = GossipMoments(GRAPHS[name], gain, noise, 1.0, whole_values=True).radius
     assert found == pytest.approx(kronecker_radius(GRAPHS[name], gain, noise), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_spread_and_the_disagreement_are_those_of_a_simulated_law(name: str) -> None:
-    """One block, gain and noise as stated; the shared displacement is 3, or every exchange meets unit noise."""
+    """One block, gain and noise as stated; the shared displacement is 3, or every exchange meets
+    unit noise."""
     topology, gain, noise = GRAPHS[name], 0.8, 0.1
     gossip = GossipMoments(topology, gain, noise, 1.0, whole_values=True)
     scale = topology.num_nodes * stationary(topology)[:, None]
     random = np.random.default_rng(1)
     apart = topology.weights - np.eye(topology.num_nodes)
-    for drive, shared, predicted in ((0.0, 3.0, 9 * gossip.persistent_spread**2), (1.0, 0.0, gossip.disagreement)):
+    for drive, shared, predicted in (
+        (0.0, 3.0, 9 * gossip.persistent_spread**2),
+        (1.0, 0.0, gossip.disagreement),
+    ):
         x = np.zeros((topology.num_nodes, 20_000)) + shared * scale
         seen = []
         for step in range(400):
             x += drive * random.standard_normal(x.shape)
-            x -= drive * stationary(topology)[:, None] * x.sum(0)  # the law leaves out the drift of the mean
+            # the law leaves out the drift of the mean
+            x -= drive * stationary(topology)[:, None] * x.sum(0)
             size = np.sqrt(np.mean(x**2, axis=1, keepdims=True))
             x += apart @ (gain * x + math.sqrt(noise) * size * random.standard_normal(x.shape))
             if step >= 200:
@@ -116,13 +125,17 @@ def test_exact_blocks_disagree_as_in_a_simulation(topology: Topology) -> None:
         x[:, block] = topology.weights @ x[:, block]
         if step >= 100:
             seen.append(((x / scale - x.mean(0)) ** 2).mean())
-    assert block_disagreement(topology, exact, num_blocks, 1000) == pytest.approx(np.mean(seen), rel=0.02)
+    assert block_disagreement(topology, exact, num_blocks, 1000) == pytest.approx(
+        np.mean(seen), rel=0.02
+    )
     assert block_spread(topology, exact, num_blocks, 1000) == 0.0
 
 
 def test_no_law_no_answer() -> None:
     setting = (directed_ring(4), parse_compressor("top:0.1"), 2, 1000)
-    assert all(math.isnan(answer(*setting)) for answer in (block_radius, block_disagreement, block_spread))
+    assert all(
+        math.isnan(answer(*setting)) for answer in (block_radius, block_disagreement, block_spread)
+    )
 
 
 def test_many_nodes_are_answered_by_walking() -> None:
@@ -165,7 +178,11 @@ def test_blocks_drawn_at_random_are_slower(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["none", "gsgd:8/64", "rot:1", "rand:0.5"])
 def test_one_node_agrees_with_itself(spec: str) -> None:
     setting = (complete(1), parse_compressor(spec), 2, 100)
-    assert [answer(*setting) for answer in (block_radius, block_disagreement, block_spread)] == [0.0, 0.0, 0.0]
+    assert [answer(*setting) for answer in (block_radius, block_disagreement, block_spread)] == [
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize("num_nodes", [2, 3, 6])
@@ -187,20 +204,24 @@ BLOCKS = ["task.name=digits", "graph.num_nodes=4", "privacy.epsilon=4", "algorit
 @pytest.mark.parametrize("field", ["compression.spec", "algorithm.polish_compression"])
 def test_a_run_with_growing_blocks_is_refused_before_it_starts(field: str) -> None:
     config = load_config(None, [*BLOCKS, "algorithm.polish_rounds=2", f"{field}=gsgd:2"])
-    with pytest.raises(UnstableError, match=rf"{field} = 'gsgd:2'.*grows.*gsgd:8/64.*--allow-divergence"):
-        design(config, declared_facts(config))
+    with pytest.raises(
+        UnstableError, match=rf"{field} = 'gsgd:2'.*grows.*gsgd:8/64.*--allow-divergence"
+    ):
+        design_run(config, declared_facts(config))
     with pytest.warns(UserWarning, match="apart"):
-        design(config, declared_facts(config), allow_divergence=True)
+        design_run(config, declared_facts(config), allow_divergence=True)
 
 
 @pytest.mark.parametrize(("spec", "words"), [("sign", "no law"), ("rot:1", "nodes stay 47% apart")])
 def test_blocks_that_leave_the_nodes_apart_are_warned_of(spec: str, words: str) -> None:
     config = load_config(None, [*BLOCKS, f"compression.spec={spec}"])
     with pytest.warns(UserWarning, match=rf"compression.spec = '{spec}'.*{words}"):
-        design(config, declared_facts(config))
+        design_run(config, declared_facts(config))
 
 
 def test_more_blocks_than_coordinates_are_refused() -> None:
     config = load_config(None, [*BLOCKS, "algorithm.num_blocks=100000"])
-    with pytest.raises(ConfigError, match=r"algorithm.num_blocks = 100000: expected from 1 to 9610"):
-        design(config, declared_facts(config))
+    with pytest.raises(
+        ConfigError, match=r"algorithm.num_blocks = 100000: expected from 1 to 9610"
+    ):
+        design_run(config, declared_facts(config))

@@ -119,7 +119,9 @@ def test_edge_files_in_every_spelling(tmp_path: Path) -> None:
         ("0 1\n1 0\n3 0\n", None, "cannot be reached"),
     ],
 )
-def test_bad_edge_files_are_refused(tmp_path: Path, text: str, num_nodes: int | None, message: str) -> None:
+def test_bad_edge_files_are_refused(
+    tmp_path: Path, text: str, num_nodes: int | None, message: str
+) -> None:
     path = tmp_path / "edges.txt"
     path.write_text(text)
     with pytest.raises(TopologyError, match=message):
@@ -152,5 +154,7 @@ def test_metropolis_weights_are_symmetric_and_doubly_stochastic() -> None:
     assert ((topology.weights > 0) == linked).all()
     degree = linked.sum(axis=0) - 1
     sender, receiver = source.edges[0]
-    assert topology.weights[receiver, sender] == pytest.approx(1 / (1 + max(degree[sender], degree[receiver])))
+    assert topology.weights[receiver, sender] == pytest.approx(
+        1 / (1 + max(degree[sender], degree[receiver]))
+    )
     assert metropolis_weights(complete(1)) == complete(1)

@@ -1,4 +1,5 @@
-"""The radius and the steady state: against a Kronecker product, simulations, and the known table."""
+"""The radius and the steady state: against a Kronecker product, simulations, and the known
+table."""
 
 from __future__ import annotations
 
@@ -20,18 +21,25 @@ from dpcsgp.graphs import (
     mixing_radius,
     random_digraph,
     second_eigenvalue,
+    second_moments,
     star,
     steady_state_disagreement,
     torus,
 )
-from dpcsgp.graphs import responses as responses_module
 from dpcsgp.graphs import stability as stability_module
 from dpcsgp.graphs.second_moments import modal_energies, stationary
 from dpcsgp.graphs.stability import GossipMoments
 
 DIM = 101_770
 EXACT = parse_compressor("none")
-LAWS = [(0.5, 0.25, 1.0), (0.1, 0.09, 0.05), (1.0, 0.3, 0.7), (0.9, 0.09, 1.0), (0.98, 0.4, 0.4), (0.7, 0.0, 0.5)]
+LAWS = [
+    (0.5, 0.25, 1.0),
+    (0.1, 0.09, 0.05),
+    (1.0, 0.3, 0.7),
+    (0.9, 0.09, 1.0),
+    (0.98, 0.4, 0.4),
+    (0.7, 0.0, 0.5),
+]
 DEFECTIVE = from_edges(6, [(0, 3), (3, 0), (0, 1), (1, 2), (2, 4), (4, 5), (5, 0), (1, 5)])
 SMALL = {
     "exponential": directed_exponential(5),
@@ -48,20 +56,26 @@ def kronecker_radius(topology: Topology, gain: float, noise: float, rate: float)
     """Return the radius from the full second-moment operator, built as a matrix."""
     n = topology.num_nodes
     identity, pull = np.eye(n), rate * (topology.weights - np.eye(n))
-    step = np.block([[identity + gain * pull, (1 - gain) * pull], [gain * identity, (1 - gain) * identity]])
+    step = np.block(
+        [[identity + gain * pull, (1 - gain) * pull], [gain * identity, (1 - gain) * identity]]
+    )
     into, out = np.vstack([pull, identity]), np.hstack([identity, -identity])
     zero_sum = np.linalg.svd(np.ones((1, n)))[2][1:].T
     basis = np.block([[zero_sum, np.zeros((n, n))], [np.zeros((n, n - 1)), identity]])
     step, into, out = basis.T @ step @ basis, basis.T @ into, out @ basis
     operator = np.kron(step, step)
     for node in range(n):
-        operator += noise * np.outer(np.kron(into[:, node], into[:, node]), np.kron(out[node], out[node]))
+        operator += noise * np.outer(
+            np.kron(into[:, node], into[:, node]), np.kron(out[node], out[node])
+        )
     return float(np.sqrt(np.abs(np.linalg.eigvals(operator)).max()))
 
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_radius_equals_that_of_the_full_operator(name: str, law: tuple[float, float, float]) -> None:
+def test_radius_equals_that_of_the_full_operator(
+    name: str, law: tuple[float, float, float]
+) -> None:
     gain, noise, rate = law
     assert GossipMoments(SMALL[name], gain, noise, rate).radius == pytest.approx(
         kronecker_radius(SMALL[name], gain, noise, rate), abs=1e-6
@@ -71,7 +85,9 @@ def test_radius_equals_that_of_the_full_operator(name: str, law: tuple[float, fl
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_a_single_node_follows_its_error_alone(law: tuple[float, float, float]) -> None:
     gain, noise, rate = law
-    assert GossipMoments(complete(1), gain, noise, rate).radius == pytest.approx(math.sqrt((1 - gain) ** 2 + noise))
+    assert GossipMoments(complete(1), gain, noise, rate).radius == pytest.approx(
+        math.sqrt((1 - gain) ** 2 + noise)
+    )
     assert GossipMoments(complete(1), gain, noise, rate).disagreement == 0.0
 
 
@@ -90,11 +106,20 @@ def test_radii_of_random_masks_at_rate_one(graph: Topology, radii: tuple[float, 
 
 
 def test_published_radii_of_a_random_digraph_are_typical_of_such_graphs() -> None:
-    """The published graph was one draw without a recorded seed: its radii must lie among those of forty other draws."""
+    """The published graph was one draw without a recorded seed: its radii must lie among those of
+    forty other draws."""
     graphs = [random_digraph(10, 0.2, seed) for seed in range(40)]
-    published = {(0.9, 1.0): 0.70, (0.75, 1.0): 0.89, (0.6, 1.0): 1.01, (0.5, 1.0): 1.08, (0.1, 1.0): 1.19}
+    published = {
+        (0.9, 1.0): 0.70,
+        (0.75, 1.0): 0.89,
+        (0.6, 1.0): 1.01,
+        (0.5, 1.0): 1.08,
+        (0.1, 1.0): 1.19,
+    }
     for (share, rate), radius in (published | {(0.5, 0.3): 0.901, (0.1, 0.05): 0.983}).items():
-        found = [mixing_radius(graph, parse_compressor(f"rand:{share}"), rate, DIM) for graph in graphs]
+        found = [
+            mixing_radius(graph, parse_compressor(f"rand:{share}"), rate, DIM) for graph in graphs
+        ]
         assert min(found) - 0.005 <= radius <= max(found) + 0.005
         assert np.median(found) == pytest.approx(radius, abs=0.03)
 
@@ -102,7 +127,9 @@ def test_published_radii_of_a_random_digraph_are_typical_of_such_graphs() -> Non
 def test_radii_of_random_masks_at_better_rates() -> None:
     half, tenth = parse_compressor("rand:0.5"), parse_compressor("rand:0.1")
     assert mixing_radius(directed_exponential(10), half, 0.3, DIM) == pytest.approx(0.866, abs=5e-4)
-    assert mixing_radius(directed_exponential(10), tenth, 0.05, DIM) == pytest.approx(0.979, abs=5e-4)
+    assert mixing_radius(directed_exponential(10), tenth, 0.05, DIM) == pytest.approx(
+        0.979, abs=5e-4
+    )
     assert mixing_radius(directed_ring(10), half, 0.3, DIM) == pytest.approx(0.984, abs=5e-4)
     assert mixing_radius(directed_ring(10), tenth, 0.05, DIM) == pytest.approx(0.997, abs=5e-4)
 
@@ -121,7 +148,8 @@ def test_radii_of_random_masks_at_better_rates() -> None:
 def test_rotated_sign(graph: Topology, rate: float, radius: float, distance: float) -> None:
     compressor = parse_compressor("rot:1")
     assert mixing_radius(graph, compressor, rate, 4096) == pytest.approx(radius, abs=6e-4)
-    # The distances were measured as a root mean square after the noise, which adds 1 - 1/n to the mean square.
+    # The distances were measured as a root mean square after the noise, which adds 1 - 1/n to the
+    # mean square.
     mean_square = steady_state_disagreement(graph, compressor, rate, 4096)
     assert math.sqrt(mean_square + 0.9) == pytest.approx(distance, rel=0.02)
 
@@ -129,7 +157,9 @@ def test_rotated_sign(graph: Topology, rate: float, radius: float, distance: flo
 @pytest.mark.parametrize("spec", ["sign", "sign:512", "top:0.1"])
 def test_no_law_no_radius(spec: str) -> None:
     assert math.isnan(mixing_radius(directed_ring(4), parse_compressor(spec), 0.5, 1000))
-    assert math.isnan(steady_state_disagreement(directed_ring(4), parse_compressor(spec), 0.5, 1000))
+    assert math.isnan(
+        steady_state_disagreement(directed_ring(4), parse_compressor(spec), 0.5, 1000)
+    )
 
 
 def test_exact_messages_decay_with_the_second_eigenvalue() -> None:
@@ -155,7 +185,9 @@ def test_a_bad_rate_is_refused(rate: float) -> None:
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
 @pytest.mark.parametrize("name", ["exponential", "star", "irregular", "chain with shortcuts"])
-def test_stable_exactly_when_the_radius_is_below_one(name: str, law: tuple[float, float, float]) -> None:
+def test_stable_exactly_when_the_radius_is_below_one(
+    name: str, law: tuple[float, float, float]
+) -> None:
     gossip = GossipMoments(SMALL[name], *law)
     assert gossip.is_stable == (gossip.radius < 1.0)
     assert math.isfinite(gossip.disagreement) == gossip.is_stable
@@ -168,8 +200,11 @@ def test_a_slow_graph_is_still_stable(num_nodes: int) -> None:
     assert gossip.linear_radius <= gossip.radius < 1.0
 
 
-def simulated_disagreement(topology: Topology, moments: Moments, rate: float, rounds: int = 400) -> float:
-    """Return the mean square of z - z_bar of masked gossip under unit noise, averaged over late rounds."""
+def simulated_disagreement(
+    topology: Topology, moments: Moments, rate: float, rounds: int = 400
+) -> float:
+    """Return the mean square of z - z_bar of masked gossip under unit noise, averaged over late
+    rounds."""
     generator = np.random.default_rng(0)
     n, mass = topology.num_nodes, topology.num_nodes * stationary(topology)[:, None]
     x = np.zeros((n, 4000))
@@ -190,14 +225,18 @@ def test_steady_state_equals_a_simulation(name: str) -> None:
     assert predicted == pytest.approx(simulated_disagreement(SMALL[name], moments, 0.3), rel=0.02)
 
 
-@pytest.mark.parametrize("topology", [directed_exponential(20), random_digraph(20, 0.1, seed=4), torus(20), star(20)])
+@pytest.mark.parametrize(
+    "topology", [directed_exponential(20), random_digraph(20, 0.1, seed=4), torus(20), star(20)]
+)
 def test_all_ways_to_sum_agree(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     assert modal_energies(topology) is not None
     for gain, noise, rate in LAWS:
         exact = GossipMoments(topology, gain, noise, rate)
         answers = exact.radius, exact.disagreement
-        with monkeypatch.context() as patch:  # as for graphs of 65 to 150 nodes: operators instead of matrices
-            patch.setattr(responses_module, "EXPLICIT_NODES", 1)
+        with (
+            monkeypatch.context() as patch
+        ):  # as for graphs of 65 to 150 nodes: operators instead of matrices
+            patch.setattr(second_moments, "EXPLICIT_NODES", 1)
             patch.setattr(stability_module, "EXPLICIT_NODES", 1)
             operators = GossipMoments(topology, gain, noise, rate)
             assert operators.radius == pytest.approx(answers[0], abs=1e-6)

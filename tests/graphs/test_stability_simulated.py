@@ -1,8 +1,8 @@
 """The acceptance test of the radius: predicted growth or decay is what simulated gossip does.
 
-210 random triples of digraph (3 to 40 nodes), compressor (random masks or dither) and mixing rate. Masks are drawn here
-with numpy, which is several times faster than through bytes; dithers go through the real encoder and decoder.
-"""
+210 random triples of digraph (3 to 40 nodes), compressor (random masks or dither) and mixing rate.
+Masks are drawn here with numpy, which is several times faster than through bytes; dithers go
+through the real encoder and decoder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def draw_case(index: int) -> Case:
     return Case(topology, f"gsgd:{generator.integers(2, 7)}/{2 ** generator.integers(4, 10)}", rate)
 
 
-def compress(compressor: Compressor, error: torch.Tensor, generator: torch.Generator, step: int) -> torch.Tensor:
+def compress(
+    compressor: Compressor, error: torch.Tensor, generator: torch.Generator, step: int
+) -> torch.Tensor:
     """Return what receivers add."""
     if compressor.spec.startswith("rand"):
         share = compressor.moments(COORDINATES)
@@ -53,7 +55,9 @@ def simulated_growth(case: Case) -> float:
     """Return the growth per round of the root mean square of x between rounds FROM and TO."""
     compressor, generator = parse_compressor(case.spec), torch.Generator().manual_seed(3)
     phi = torch.tensor(stationary(case.topology), dtype=torch.float32)[:, None]
-    pull = case.rate * torch.tensor(case.topology.weights - np.eye(case.topology.num_nodes), dtype=torch.float32)
+    pull = case.rate * torch.tensor(
+        case.topology.weights - np.eye(case.topology.num_nodes), dtype=torch.float32
+    )
     x = torch.randn(case.topology.num_nodes, COORDINATES, generator=generator)
     public = torch.zeros_like(x)
     mean_square = {}
@@ -78,7 +82,16 @@ def test_predicted_growth_is_simulated_growth(part: int) -> None:
         decided += 1
         growth = simulated_growth(case)
         if (growth < 1.0) != (radius < 1.0):
-            wrong.append((index, case.topology.num_nodes, case.spec, round(case.rate, 3), round(radius, 4), growth))
+            wrong.append(
+                (
+                    index,
+                    case.topology.num_nodes,
+                    case.spec,
+                    round(case.rate, 3),
+                    round(radius, 4),
+                    growth,
+                )
+            )
     assert not wrong
     assert decided >= 18
 

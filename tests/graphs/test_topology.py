@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from dpcsgp.errors import TopologyError
-from dpcsgp.graphs import Topology, complete, directed_exponential, directed_ring, from_edges, random_digraph, star
+from dpcsgp.graphs import (
+    Topology,
+    complete,
+    directed_exponential,
+    directed_ring,
+    from_edges,
+    random_digraph,
+    star,
+)
 
 
 def test_senders_and_receivers_follow_the_weights() -> None:
@@ -17,7 +25,9 @@ def test_senders_and_receivers_follow_the_weights() -> None:
         assert topology.senders_to(node) == tuple(np.flatnonzero(topology.weights[node]))
         assert topology.receivers_from(node) == tuple(np.flatnonzero(topology.weights[:, node]))
         assert node in topology.senders_to(node)
-    assert topology.edges == sorted((j, i) for j in range(12) for i in topology.receivers_from(j) if i != j)
+    assert topology.edges == sorted(
+        (j, i) for j in range(12) for i in topology.receivers_from(j) if i != j
+    )
 
 
 def test_a_single_node_is_a_graph() -> None:

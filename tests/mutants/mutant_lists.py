@@ -32,7 +32,8 @@ class Mutant:
         found = text.count(self.old)
         if found != 1 or self.old == self.new:
             raise ValueError(
-                f"mutant {self.name}: its old text occurs {found} times in src/dpcsgp/{self.file}, expected once and "
+                f"mutant {self.name}: its old text occurs {found} times in "
+                f"src/dpcsgp/{self.file}, expected once and "
                 f"another new text; bring tests/mutants/*.toml up to date: {self.old!r}"
             )
         return text.replace(self.old, self.new)

@@ -1,4 +1,5 @@
-"""Plant each mutant in a copy of the sources and run its tests: those that no test sees are printed.
+"""Plant each mutant in a copy of the sources and run its tests: those that no test sees are
+printed.
 
 The tests must pass on an unchanged copy first. Exit code 1 if fewer than 95 % of the mutants are
 killed, 2 if an entry of the lists is broken: its old text moved, or the mutant cannot even be
@@ -38,7 +39,8 @@ class Verdict:
 
 
 def run_tests(sources: Path, tests: Sequence[str], marks: str) -> tuple[int, str]:
-    """Run tests against these sources; return pytest's exit code (-1: too long) and its last line."""
+    """Run tests against these sources; return pytest's exit code (-1: too long) and its last
+    line."""
     settings = {
         "PYTHONPATH": str(sources),
         "OMP_NUM_THREADS": "1",
@@ -48,7 +50,12 @@ def run_tests(sources: Path, tests: Sequence[str], marks: str) -> tuple[int, str
     command += [f"--basetemp={sources / 'tmp'}", *(f"tests/{test}" for test in tests)]
     try:
         done = subprocess.run(
-            command, cwd=REPOSITORY, env=os.environ | settings, capture_output=True, text=True, timeout=_LONGEST
+            command,
+            cwd=REPOSITORY,
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST,
         )
     except subprocess.TimeoutExpired:
         return -1, f"not done after {_LONGEST:.0f} s"
@@ -59,17 +66,24 @@ def run_tests(sources: Path, tests: Sequence[str], marks: str) -> tuple[int, str
 def copy_sources(original: Path, scratch: Path) -> Path:
     """Return a copy in a folder of its own, compiled loops included."""
     target = Path(tempfile.mkdtemp(dir=scratch))
-    shutil.copytree(original, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("tmp", "hypothesis"))
+    shutil.copytree(
+        original, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("tmp", "hypothesis")
+    )
     return target
 
 
 def check_unchanged(original: Path, mutants: Iterable[Mutant]) -> None:
-    """Refuse to start where the tests fail without any mutant, or read other sources than the copy."""
+    """Refuse to start where the tests fail without any mutant, or read other sources than the
+    copy."""
     where = "import dpcsgp, sys; print(dpcsgp.__file__)"
     environment = os.environ | {"PYTHONPATH": str(original)}
-    imported = subprocess.run([sys.executable, "-c", where], env=environment, capture_output=True, text=True).stdout
+    imported = subprocess.run(
+        [sys.executable, "-c", where], env=environment, capture_output=True, text=True
+    ).stdout
     if not Path(imported.strip()).is_relative_to(original):
-        raise SystemExit(f"the tests would import {imported.strip()!r} instead of the copy in {original}")
+        raise SystemExit(
+            f"the tests would import {imported.strip()!r} instead of the copy in {original}"
+        )
     tests: dict[str, dict[str, None]] = {}
     for mutant in mutants:
         tests.setdefault(mutant.marks, {}).update(dict.fromkeys(mutant.tests))
@@ -93,7 +107,10 @@ def judge(mutant: Mutant, original: Path, scratch: Path) -> Verdict:
     finally:
         shutil.rmtree(copied)
     verdict = Verdict(mutant, outcome, time.monotonic() - started, line)
-    print(f"{outcome:<9}{verdict.seconds:5.0f} s  {mutant.file:<32}{mutant.name}  {line[:110]}", flush=True)
+    print(
+        f"{outcome:<9}{verdict.seconds:5.0f} s  {mutant.file:<32}{mutant.name}  {line[:110]}",
+        flush=True,
+    )
     return verdict
 
 
@@ -102,7 +119,10 @@ def chosen(mutants: Sequence[Mutant], only: Sequence[str]) -> list[Mutant]:
     found = [mutant for mutant in mutants if not only or mutant.name in only or mutant.file in only]
     unknown = set(only) - {name for mutant in found for name in (mutant.name, mutant.file)}
     if unknown:
-        raise SystemExit(f"--only = {', '.join(sorted(unknown))}: no mutant and no file of the lists has this name")
+        raise SystemExit(
+            f"--only = {', '.join(sorted(unknown))}: no mutant and no file of the lists has this "
+            "name"
+        )
     return found
 
 
@@ -111,11 +131,15 @@ def report(verdicts: Sequence[Verdict], seconds: float) -> int:
     print(f"\n{'file':<32}{'mutants':>8}{'killed':>8}{'survived':>10}{'broken':>8}")
     for file in [*dict.fromkeys(verdict.mutant.file for verdict in verdicts), "all"]:
         own = [verdict.outcome for verdict in verdicts if file in (verdict.mutant.file, "all")]
-        killed, survived, broken = (own.count(outcome) for outcome in ("killed", "survived", "broken"))
+        killed, survived, broken = (
+            own.count(outcome) for outcome in ("killed", "survived", "broken")
+        )
         print(f"{file:<32}{len(own):>8}{killed:>8}{survived:>10}{broken:>8}")
     for verdict in verdicts:
         if verdict.outcome != "killed":
-            print(f"{verdict.outcome}: {verdict.mutant.file}, {verdict.mutant.name}: {verdict.detail}")
+            print(
+                f"{verdict.outcome}: {verdict.mutant.file}, {verdict.mutant.name}: {verdict.detail}"
+            )
     outcomes = [verdict.outcome for verdict in verdicts]
     share = outcomes.count("killed") / len(outcomes)
     print(f"{share:.1%} killed (at least {_WANTED:.0%} must be), {seconds / 60:.1f} minutes")
@@ -126,9 +150,13 @@ def report(verdicts: Sequence[Verdict], seconds: float) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names of mutants, or of their files")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="names of mutants, or of their files"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="how many mutants are tried at a time")
-    parser.add_argument("--trust", action="store_true", help="do not run the tests on the sources as they are first")
+    parser.add_argument(
+        "--trust", action="store_true", help="do not run the tests on the sources as they are first"
+    )
     arguments = parser.parse_args()
     mutants, started = chosen(load_mutants(), arguments.only), time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="dpcsgp-mutants-"))

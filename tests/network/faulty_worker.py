@@ -1,4 +1,5 @@
-"""One process of a run that may tamper with what it sends. Run by test_failures.py: `faulty_worker.py FAULT OUT SETTING...`."""
+"""One process of a run that may tamper with what it sends. Run by test_failures.py:
+`faulty_worker.py FAULT OUT SETTING...`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dpcsgp.network.torch_distributed import Place
+from dpcsgp.network.torch_distributed import ProcessEnvironment
 from dpcsgp.runtime.process import worker_command
 from dpcsgp.training import TrainingNetwork
 
@@ -38,7 +39,9 @@ class Tampering:
         if self._fault == "corrupt":
             frames_NB[:, frames_NB.shape[1] // 2] ^= 4
         if self._fault == "truncate":
-            frames_NB[:, -8:] = 0  # what a receiver finds in its buffer after a message that was too short
+            frames_NB[:, -8:] = (
+                0  # what a receiver finds in its buffer after a message that was too short
+            )
         if self._fault == "replay":
             assert self._last is not None
             return self._last
@@ -46,9 +49,11 @@ class Tampering:
 
 
 def main(fault: str, out: str, *settings: str) -> None:
-    place = Place.from_environment()
+    place = ProcessEnvironment.from_environment()
     assert place is not None
-    worker_command(place, None, settings, Path(out), False, False, lambda network: Tampering(network, fault))
+    worker_command(
+        place, None, settings, Path(out), False, False, lambda network: Tampering(network, fault)
+    )
 
 
 if __name__ == "__main__":

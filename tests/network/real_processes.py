@@ -1,7 +1,8 @@
-"""Starts the processes of a run one by one, so that a test can treat one of them badly. Used by the tests beside it.
+"""Starts the processes of a run one by one, so that a test can treat one of them badly. Used by the
+tests beside it.
 
-They are forked from a server that has imported everything already: importing costs far more than the runs.
-"""
+They are forked from a server that has imported everything already: importing costs far more than
+the runs."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ class RealProcess:
 
 
 def environment(rank: int, world_size: int, port: int, store: Any = None) -> dict[str, str]:
-    """Return what torchrun would tell a process; with a store, it says that somebody else serves it."""
+    """Return what torchrun would tell a process; with a store, it says that somebody else serves
+    it."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -93,9 +95,13 @@ def _become(words: list[str], place: Mapping[str, str], log: str) -> None:
 
 @contextmanager
 def processes(
-    commands: Sequence[Sequence[str]], folder: Path, world_sizes: Sequence[int] | None = None, port: int = 0
+    commands: Sequence[Sequence[str]],
+    folder: Path,
+    world_sizes: Sequence[int] | None = None,
+    port: int = 0,
 ) -> Iterator[list[RealProcess]]:
-    """Start one process per command around a store of our own (`port`: rank 0 serves it there); none is left at the end."""
+    """Start one process per command around a store of our own (`port`: rank 0 serves it there);
+    none is left at the end."""
     store = None if port else serve_store()
     sizes = world_sizes or [len(commands)] * len(commands)
     children = [

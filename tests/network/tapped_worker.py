@@ -1,4 +1,5 @@
-"""One process of a run that writes down every frame before it is sent; started, and killed, by `test_kill_processes.py`.
+"""One process of a run that writes down every frame before it is sent; started, and killed, by
+`test_kill_processes.py`.
 
 Arguments: results folder, file of the wiretap, "new" or "resume", then settings.
 """
@@ -13,13 +14,14 @@ from typing import Any
 from torch import Tensor
 
 from dpcsgp.compression import frames
-from dpcsgp.network.torch_distributed import Place
+from dpcsgp.network.torch_distributed import ProcessEnvironment
 from dpcsgp.runtime.process import worker_command
 from dpcsgp.training import TrainingNetwork
 
 
 class Wiretap:
-    """A network around another one; the operating system has the line before the frame leaves the process."""
+    """A network around another one; the operating system has the line before the frame leaves the
+    process."""
 
     def __init__(self, network: TrainingNetwork, path: Path) -> None:
         self._network = network
@@ -37,10 +39,18 @@ class Wiretap:
 
 
 def main(out: str, tap: str, mode: str, *settings: str) -> None:
-    place = Place.from_environment()
+    place = ProcessEnvironment.from_environment()
     assert place is not None
     given = () if mode == "resume" else settings
-    worker_command(place, None, given, Path(out), mode == "resume", False, lambda network: Wiretap(network, Path(tap)))
+    worker_command(
+        place,
+        None,
+        given,
+        Path(out),
+        mode == "resume",
+        False,
+        lambda network: Wiretap(network, Path(tap)),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Values in the store: what fails the tag or the form is never taken, and an error names the key of the store."""
+"""Values in the store: what fails the tag or the form is never taken, and an error names the key of
+the store."""
 
 from __future__ import annotations
 
@@ -14,8 +15,16 @@ import pytest
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.network.agreed import fault_of
 from dpcsgp.network.board import LAUNCHER, Board, Seal, StoreValueError
-from dpcsgp.network.health import CAUSE, STOP_ASKED, Health, SilentPeerError, announce, known_cause, take_leave
-from dpcsgp.network.torch_distributed import Place, serve_store
+from dpcsgp.network.health import (
+    CAUSE,
+    STOP_ASKED,
+    Health,
+    SilentPeerError,
+    announce,
+    exit_barrier,
+    known_cause,
+)
+from dpcsgp.network.torch_distributed import ProcessEnvironment, serve_store
 from dpcsgp.runtime.pacing import AgreedStop, Pace
 from dpcsgp.runtime.signals import StopSignal
 
@@ -23,17 +32,19 @@ KEY = bytes(range(32))
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place() -> Iterator[ProcessEnvironment]:
     server = serve_store()
-    yield Place(0, 2, "127.0.0.1", server.port)
+    yield ProcessEnvironment(0, 2, "127.0.0.1", server.port)
     del server
 
 
-def board(place: Place, rank: int = 0, key: bytes | None = KEY) -> Board:
+def board(place: ProcessEnvironment, rank: int = 0, key: bytes | None = KEY) -> Board:
     return Board(place.open_store(10), rank, Seal(key))
 
 
-def test_only_the_value_that_its_author_wrote_under_this_name_is_taken(place: Place) -> None:
+def test_only_the_value_that_its_author_wrote_under_this_name_is_taken(
+    place: ProcessEnvironment,
+) -> None:
     mine, store = board(place), place.open_store(10)
     assert mine.look("a") is None
     board(place, 1).put("a", [1, 2])
@@ -58,22 +69,38 @@ def test_only_the_value_that_its_author_wrote_under_this_name_is_taken(place: Pl
         mine.look("a", 0)
 
 
-def test_a_key_of_this_start_makes_values_of_an_earlier_start_unreadable(place: Place) -> None:
+def test_a_key_of_this_start_makes_values_of_an_earlier_start_unreadable(
+    place: ProcessEnvironment,
+) -> None:
     mine, theirs = board(place), board(place, 1)
     theirs.put("a", 1)
     mine.seal.advance(bytes(32))
     assert mine.peek("a") is None
     launched = Board(place.open_store(10), LAUNCHER, Seal(KEY, "drawn by the launcher"))
     worker = Board(place.open_store(10), 0, Seal(KEY, "drawn by the launcher"))
-    worker.seal.advance(bytes(32))  # a start with a launcher is bound already: it can still read what workers say
+    # a start with a launcher is bound already: it can still read what workers say
+    worker.seal.advance(bytes(32))
     worker.put("b", 1)
     assert launched.look("b") == (0, 1)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "soon", "0", "0 -", "0 - soon", "x - 1", "\u00b2 - 1", "99999999999999 - 1", "0 - " + "[" * 10**5]
+    "text",
+    [
+        "",
+        "soon",
+        "0",
+        "0 -",
+        "0 - soon",
+        "x - 1",
+        "\u00b2 - 1",
+        "99999999999999 - 1",
+        "0 - " + "[" * 10**5,
+    ],
 )
-def test_without_a_key_anything_else_than_a_value_is_refused_by_name(place: Place, text: str) -> None:
+def test_without_a_key_anything_else_than_a_value_is_refused_by_name(
+    place: ProcessEnvironment, text: str
+) -> None:
     place.open_store(10).set("a", text)
     with pytest.raises(StoreValueError, match="under 'a'"):
         board(place, key=None).look("a")
@@ -91,12 +118,14 @@ def test_without_a_key_anything_else_than_a_value_is_refused_by_name(place: Plac
          [{}, {"rows": []}, {"rows": [{"a": "soon", "b": [1]}]}, {"rows": [{"a": 1}]}, {"rows": [5]}, None]),
     ],
 )  # fmt: skip
-def test_agreed_values_have_a_form(name: str, mine: Any, right: list[Any], wrong: list[Any]) -> None:
+def test_agreed_values_have_a_form(
+    name: str, mine: Any, right: list[Any], wrong: list[Any]
+) -> None:
     assert all(fault_of(name, mine, 0)(value) is None for value in right)
     assert all(fault_of(name, mine, 0)(value) for value in wrong)
 
 
-def test_nobody_without_the_key_can_tell_a_cause_or_hide_one(place: Place) -> None:
+def test_nobody_without_the_key_can_tell_a_cause_or_hide_one(place: ProcessEnvironment) -> None:
     mine, store = board(place), place.open_store(10)
     for text in ("junk", json.dumps(["rank 1 is to blame", 1]), '1 - ["rank 1 is to blame", 1]'):
         store.set(CAUSE, text)
@@ -105,10 +134,12 @@ def test_nobody_without_the_key_can_tell_a_cause_or_hide_one(place: Place) -> No
     assert known_cause(board(place, 1)) == ("the true cause", 1)
 
 
-def test_a_foreign_goodbye_does_not_make_the_host_of_the_store_leave(place: Place) -> None:
+def test_a_foreign_goodbye_does_not_make_the_host_of_the_store_leave(
+    place: ProcessEnvironment,
+) -> None:
     place.open_store(10).set("gone/1", "1 - true")
     began = time.monotonic()
-    take_leave(board(place), 2, 0.5)
+    exit_barrier(board(place), 2, 0.5)
     assert time.monotonic() - began > 0.4
 
 
@@ -118,7 +149,7 @@ def test_a_port_where_nobody_listens_is_reported_at_the_time_that_is_said() -> N
     del server
     began = time.monotonic()
     with pytest.raises(SilentPeerError, match="within 2 s"):
-        Place(1, 2, "127.0.0.1", port).open_store(2)
+        ProcessEnvironment(1, 2, "127.0.0.1", port).open_store(2)
     assert time.monotonic() - began < 2.5
 
 
@@ -134,18 +165,20 @@ class Counting:
 
 
 class Ring:
-    """Processes (threads) on a directed ring: each makes step t only with its predecessor's message of step t."""
+    """Processes (threads) on a directed ring: each makes step t only with its predecessor's message
+    of step t."""
 
     SIZE, PACE, STEPS = 3, Pace(lead=3), 4000
 
-    def __init__(self, place: Place, key: bytes | None, steps: int = STEPS) -> None:
+    def __init__(self, place: ProcessEnvironment, key: bytes | None, steps: int = STEPS) -> None:
         self._steps, self._failed = steps, False
         self._made = [0] * self.SIZE
         self._changed = threading.Condition()
         seal = Seal(key)
         nodes = [[rank] for rank in range(self.SIZE)]
         self.healths = [
-            Health(lambda: place.open_store(10), rank, nodes, 4, lambda text: None, seal) for rank in range(self.SIZE)
+            Health(lambda: place.open_store(10), rank, nodes, 4, lambda text: None, seal)
+            for rank in range(self.SIZE)
         ]
         self.stores: list[Any] = [Counting(place.open_store(10)) for _ in range(self.SIZE)]
         self.boards = [Board(self.stores[rank], rank, seal) for rank in range(self.SIZE)]
@@ -180,26 +213,35 @@ class Ring:
 
 
 @pytest.mark.parametrize("asked_at", [(None, None, 20), (20, None, None), (20, 25, 23), (0, 0, 0)])
-def test_all_processes_stop_at_the_same_step(place: Place, asked_at: tuple[int | None, ...]) -> None:
+def test_all_processes_stop_at_the_same_step(
+    place: ProcessEnvironment, asked_at: tuple[int | None, ...]
+) -> None:
     ends = Ring(place, KEY).all(*asked_at)
-    assert isinstance(ends[0], int) and min(step for step in asked_at if step is not None) < ends[0] < Ring.STEPS
+    assert (
+        isinstance(ends[0], int)
+        and min(step for step in asked_at if step is not None) < ends[0] < Ring.STEPS
+    )
     assert len(set(ends)) == 1
 
 
-def test_nobody_asks_the_store_in_a_step_that_nobody_wants_to_stop_at(place: Place) -> None:
+def test_nobody_asks_the_store_in_a_step_that_nobody_wants_to_stop_at(
+    place: ProcessEnvironment,
+) -> None:
     ring = Ring(place, KEY, 50)
     assert ring.all(None, None, None) == [50] * 3
     assert [store.asked for store in ring.stores] == [0] * 3
 
 
-def test_a_foreign_request_to_stop_is_ignored_with_a_key(place: Place) -> None:
+def test_a_foreign_request_to_stop_is_ignored_with_a_key(place: ProcessEnvironment) -> None:
     ring, store = Ring(place, KEY, 800), place.open_store(10)
     store.set(STOP_ASKED, "1 - true")
     store.set("stop at", "0 - 30")
     assert ring.all(None, None, None) == [800] * 3
 
 
-def test_a_stop_at_no_step_is_an_error_that_names_the_key_of_the_store(place: Place) -> None:
+def test_a_stop_at_no_step_is_an_error_that_names_the_key_of_the_store(
+    place: ProcessEnvironment,
+) -> None:
     ring = Ring(place, None)
     place.open_store(10).set("stop at", "soon")
     results = ring.all(None, None, 20)

@@ -1,4 +1,5 @@
-"""What must never hang: stopped, killed and tampering processes end the whole run in time, with the right message."""
+"""What must never hang: stopped, killed and tampering processes end the whole run in time, with the
+right message."""
 
 from __future__ import annotations
 
@@ -10,10 +11,24 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from real_processes import FAULTY, TINY, all_end, free_port, processes, settings, wait_for, wait_for_steps
+from real_processes import (
+    FAULTY,
+    TINY,
+    all_end,
+    free_port,
+    processes,
+    settings,
+    wait_for,
+    wait_for_steps,
+)
 
 TIMEOUT = 10.0
-LONG = [*TINY, "algorithm.steps=100000", f"network.timeout_seconds={TIMEOUT}", "run.checkpoint_every=1"]
+LONG = [
+    *TINY,
+    "algorithm.steps=100000",
+    f"network.timeout_seconds={TIMEOUT}",
+    "run.checkpoint_every=1",
+]
 
 
 def run_words(out: Path, *values: str) -> list[str]:
@@ -22,7 +37,9 @@ def run_words(out: Path, *values: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_silent_process_is_named_by_all_others_in_time(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_silent_process_is_named_by_all_others_in_time(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     out = tmp_path / "run"
     with processes([run_words(out)] * 3, tmp_path) as children:
         wait_for_steps(out, 5)
@@ -36,7 +53,8 @@ def test_a_silent_process_is_named_by_all_others_in_time(tmp_path: Path, number:
             assert "Traceback" not in child.said()
     # all processes still have one whole checkpoint in common, although each step wrote a new one
     steps = [
-        {path.name[:11] for path in (out / "checkpoint").glob(f"step-*part-{rank}-of-3.json")} for rank in range(3)
+        {path.name[:11] for path in (out / "checkpoint").glob(f"step-*part-{rank}-of-3.json")}
+        for rank in range(3)
     ]
     assert set.intersection(*steps)
 
@@ -67,11 +85,16 @@ def test_without_the_process_that_serves_the_store_all_others_end_in_time(
         ("replay", True, "frame from sender 1 at step 5: carries step 4: replayed or late"),
     ],
 )
-def test_a_spoilt_frame_ends_all_processes_and_is_named(tmp_path: Path, fault: str, keyed: bool, words: str) -> None:
+def test_a_spoilt_frame_ends_all_processes_and_is_named(
+    tmp_path: Path, fault: str, keyed: bool, words: str
+) -> None:
     key_file = tmp_path / "key"
     key_file.write_bytes(os.urandom(32))
     values = [*LONG, *([f"network.key_file={key_file}"] if keyed else [])]
-    commands = [[str(FAULTY), fault if rank == 1 else "none", str(tmp_path / "run"), *values] for rank in range(3)]
+    commands = [
+        [str(FAULTY), fault if rank == 1 else "none", str(tmp_path / "run"), *values]
+        for rank in range(3)
+    ]
     with processes(commands, tmp_path) as children:
         wait_for(lambda: any(child.code is not None for child in children), 120)
         all_end(children, TIMEOUT)

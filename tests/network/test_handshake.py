@@ -1,4 +1,5 @@
-"""Whoever writes to the store without the key may stop a start, and can change neither key nor training."""
+"""Whoever writes to the store without the key may stop a start, and can change neither key nor
+training."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ import torch
 from dpcsgp.compression import frames
 from dpcsgp.errors import DpcsgpError, WireError
 from dpcsgp.network.board import Board, Seal
-from dpcsgp.network.handshake import shake_hands
+from dpcsgp.network.handshake import handshake
 from dpcsgp.network.health import Health
-from dpcsgp.network.torch_distributed import Place, serve_store
+from dpcsgp.network.torch_distributed import ProcessEnvironment, serve_store
 
 KEY = bytes(range(32))
 SECONDS = 2.0
@@ -27,7 +28,7 @@ class Start:
 
     def __init__(self) -> None:
         self._server = serve_store()
-        self.place = Place(0, 2, "127.0.0.1", self._server.port)
+        self.place = ProcessEnvironment(0, 2, "127.0.0.1", self._server.port)
 
     def open_store(self) -> Any:
         return self.place.open_store(10)
@@ -35,7 +36,7 @@ class Start:
     def one(self, rank: int, store: Any, key: bytes | None = KEY) -> bytes | DpcsgpError | None:
         health = Health(self.open_store, rank, [[0], [1]], SECONDS, lambda text: None)
         try:
-            return shake_hands(Board(store, rank, Seal(key)), 2, {"a": 1}, health, SECONDS)
+            return handshake(Board(store, rank, Seal(key)), 2, {"a": 1}, health, SECONDS)
         except DpcsgpError as error:
             return error
         finally:
@@ -101,7 +102,10 @@ def test_old_hellos_do_not_bring_back_the_old_run_key() -> None:
     frame_F = frames.join([0], 5, torch.ones(1, 1), torch.zeros(1, 8, dtype=torch.uint8), old)
     start = Start()
     hellos = {name: text for name, text in taped.items() if name.startswith("hello")}
-    for served in (taped, hellos):  # somebody in the path, who has all of the first start, or shows half of it
+    for served in (
+        taped,
+        hellos,
+    ):  # somebody in the path, who has all of the first start, or shows half of it
         for result in start.both([InThePath(start.open_store(), served) for _ in range(2)]):
             assert isinstance(result, DpcsgpError)
             assert "handshake: rank" in str(result) and "'confirm/" in str(result)
@@ -129,10 +133,14 @@ def test_a_loop_of_old_hellos_ends_in_one_new_key_or_in_errors() -> None:
         assert old not in results
         keys = [result for result in results if isinstance(result, bytes)]
         assert len(set(keys)) <= 1
-        assert all("hello/" in str(r) or "confirm/" in str(r) for r in results if not isinstance(r, bytes)), results
+        assert all(
+            "hello/" in str(r) or "confirm/" in str(r) for r in results if not isinstance(r, bytes)
+        ), results
 
 
-@pytest.mark.parametrize("text", ["soon", "[1]", '{"facts": {"a": 1}, "fresh": "00"}', '{"facts": 1}', "[" * 10**5])
+@pytest.mark.parametrize(
+    "text", ["soon", "[1]", '{"facts": {"a": 1}, "fresh": "00"}', '{"facts": 1}', "[" * 10**5]
+)
 def test_what_is_no_hello_is_ignored_once_and_named_if_it_stays(text: str) -> None:
     start = Start()
     start.open_store().set("hello/1", text)  # rank 1 writes its own over it
@@ -150,12 +158,23 @@ def test_a_hello_of_another_rank_or_key_is_not_taken() -> None:
     assert "'hello/1' in the store of the run carries no right tag" in str(result)
     start = Start()
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(start.one, range(2), [start.open_store(), start.open_store()], [KEY, bytes(32)]))
+        results = list(
+            pool.map(
+                start.one, range(2), [start.open_store(), start.open_store()], [KEY, bytes(32)]
+            )
+        )
     assert all("another key in network.key_file" in str(result) for result in results)
 
 
 def test_without_a_key_a_rank_that_was_restarted_alone_is_told_so() -> None:
     start = Start()
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(start.one, range(2), [start.open_store(), start.open_store()], [None, None])) == [None] * 2
+        assert (
+            list(
+                pool.map(
+                    start.one, range(2), [start.open_store(), start.open_store()], [None, None]
+                )
+            )
+            == [None] * 2
+        )
     assert "rank 0 met other processes than this one" in str(start.one(1, start.open_store(), None))

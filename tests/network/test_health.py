@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from dpcsgp.errors import ConfigError, DpcsgpError
-from dpcsgp.network import handshake
+from dpcsgp.network import handshake as handshake_module
 from dpcsgp.network.board import Board, Seal
-from dpcsgp.network.handshake import shake_hands
-from dpcsgp.network.health import Health, SilentPeerError, announce, known_cause, take_leave
-from dpcsgp.network.torch_distributed import Place, serve_store
+from dpcsgp.network.handshake import handshake
+from dpcsgp.network.health import Health, SilentPeerError, announce, exit_barrier, known_cause
+from dpcsgp.network.torch_distributed import ProcessEnvironment, serve_store
 
 TIMEOUT = 2.0
 
 
-class Party:
+class ProcessContext:
     """A store and the health of some ranks, three nodes each."""
 
     def __init__(self, world_size: int) -> None:
         self._server = serve_store()
-        self.place = Place(0, world_size, "127.0.0.1", self._server.port)
+        self.place = ProcessEnvironment(0, world_size, "127.0.0.1", self._server.port)
         self.ended: list[str] = []
         self.healths = [self.join(rank) for rank in range(world_size)]
 
@@ -37,15 +37,15 @@ class Party:
 
 
 @pytest.fixture
-def party() -> Iterator[Party]:
-    party = Party(4)
+def party() -> Iterator[ProcessContext]:
+    party = ProcessContext(4)
     time.sleep(3 * party.healths[0].interval)
     yield party
     for health in party.healths:
         health.stop()
 
 
-def test_the_stopped_rank_is_named_and_not_the_one_that_waits_for_it(party: Party) -> None:
+def test_the_stopped_rank_is_named_and_not_the_one_that_waits_for_it(party: ProcessContext) -> None:
     party.healths[3].stop()  # 0 waits for 1, 1 for 2, 2 for 3, and 3 beats no more
     for rank in (0, 1, 2):
         party.healths[rank].waiting_for = rank + 1
@@ -53,13 +53,13 @@ def test_the_stopped_rank_is_named_and_not_the_one_that_waits_for_it(party: Part
     assert "nodes 9 to 11 (rank 3) went silent" in str(error)
 
 
-def test_a_rank_that_is_alive_but_stuck_is_named_as_such(party: Party) -> None:
+def test_a_rank_that_is_alive_but_stuck_is_named_as_such(party: ProcessContext) -> None:
     party.healths[1].waiting_for = 2
     error = party.healths[0].give_up(1)
     assert "nodes 6 to 8 (rank 2) is alive but" in str(error)
 
 
-def test_messages_tell_the_time_that_was_waited(party: Party) -> None:
+def test_messages_tell_the_time_that_was_waited(party: ProcessContext) -> None:
     health = party.healths[0]
     with health.limit() as give_up_at:  # the whole patience: 60 % of the time-out
         time.sleep(give_up_at - time.monotonic())
@@ -68,21 +68,27 @@ def test_messages_tell_the_time_that_was_waited(party: Party) -> None:
     assert "60 % of network.timeout_seconds = 2" in text
 
 
-def test_a_connection_that_breaks_early_is_not_called_a_long_silence(party: Party) -> None:
+def test_a_connection_that_breaks_early_is_not_called_a_long_silence(party: ProcessContext) -> None:
     with party.healths[0].limit():
         time.sleep(0.3)
-        assert "is alive but a connection broke after a wait of 0.3 s" in str(party.healths[0].give_up(1))
+        assert "is alive but a connection broke after a wait of 0.3 s" in str(
+            party.healths[0].give_up(1)
+        )
 
 
-def test_a_rank_that_was_killed_is_reported_with_the_time_that_passed(party: Party) -> None:
+def test_a_rank_that_was_killed_is_reported_with_the_time_that_passed(
+    party: ProcessContext,
+) -> None:
     party.healths[1].stop()
     with party.healths[0].limit():
         time.sleep(0.3)
         text = str(party.healths[0].give_up(1))
-    assert "nodes 3 to 5 (rank 1) went silent: no heartbeat for 0.4 s, after a wait of 0.3 s" in text
+    assert (
+        "nodes 3 to 5 (rank 1) went silent: no heartbeat for 0.4 s, after a wait of 0.3 s" in text
+    )
 
 
-def test_a_rank_that_was_restarted_alone_is_named_as_such(party: Party) -> None:
+def test_a_rank_that_was_restarted_alone_is_named_as_such(party: ProcessContext) -> None:
     for rank, health in enumerate(party.healths):
         health.life, health.lives = f"life {rank}", [f"life {other}" for other in range(4)]
     party.healths[2].stop()
@@ -91,7 +97,7 @@ def test_a_rank_that_was_restarted_alone_is_named_as_such(party: Party) -> None:
     assert "nodes 6 to 8 (rank 2) was restarted alone" in str(party.healths[0].give_up(2))
 
 
-def test_everybody_repeats_the_first_cause(party: Party) -> None:
+def test_everybody_repeats_the_first_cause(party: ProcessContext) -> None:
     board = Board(party.open_store(), 2)
     assert known_cause(board) is None
     assert announce(board, "the first", 2).text == "the first"
@@ -102,7 +108,7 @@ def test_everybody_repeats_the_first_cause(party: Party) -> None:
         party.healths[1].raise_if_failed()
 
 
-def test_a_wait_without_end_ends_the_process(party: Party) -> None:
+def test_a_wait_without_end_ends_the_process(party: ProcessContext) -> None:
     health = party.healths[0]
     with health.limit() as give_up_at:
         health.waiting_for = 1
@@ -112,26 +118,26 @@ def test_a_wait_without_end_ends_the_process(party: Party) -> None:
     assert "no answer from it or from nodes 3 to 5 (rank 1) for 1." in party.ended[0]
 
 
-def test_work_outside_a_wait_may_take_as_long_as_it_likes(party: Party) -> None:
+def test_work_outside_a_wait_may_take_as_long_as_it_likes(party: ProcessContext) -> None:
     with party.healths[0].limit():
         pass
     time.sleep(1.2 * TIMEOUT)
     assert party.ended == []
 
 
-def test_the_host_of_the_store_stays_until_the_others_have_gone(party: Party) -> None:
+def test_the_host_of_the_store_stays_until_the_others_have_gone(party: ProcessContext) -> None:
     began = time.monotonic()
     with ThreadPoolExecutor() as pool:
-        host = pool.submit(take_leave, Board(party.open_store(), 0), 2, 5.0)
+        host = pool.submit(exit_barrier, Board(party.open_store(), 0), 2, 5.0)
         time.sleep(0.4)
         assert not host.done()
-        take_leave(Board(party.open_store(), 1), 2, 0)
+        exit_barrier(Board(party.open_store(), 1), 2, 0)
         host.result()
     assert 0.4 < time.monotonic() - began < 2
 
 
 def hands(
-    party: Party,
+    party: ProcessContext,
     facts: list[dict[str, object]],
     world_sizes: list[int],
     seconds: float = 1.0,
@@ -142,7 +148,7 @@ def hands(
     def one(rank: int) -> Any:
         try:
             board = Board(party.open_store(), rank, Seal(key))
-            return shake_hands(board, world_sizes[rank], facts[rank], party.healths[rank], seconds)
+            return handshake(board, world_sizes[rank], facts[rank], party.healths[rank], seconds)
         except DpcsgpError as error:
             return error
 
@@ -150,37 +156,43 @@ def hands(
         return list(pool.map(one, range(len(facts))))
 
 
-def test_equal_facts_give_everybody_the_same_key_of_this_start(party: Party) -> None:
+def test_equal_facts_give_everybody_the_same_key_of_this_start(party: ProcessContext) -> None:
     shapes: dict[str, object] = {"input shape": (8, 8)}
     first = hands(party, [shapes] * 3, [3] * 3)
     assert isinstance(first[0], bytes)
     assert first[0] == first[1] == first[2]
-    assert hands(Party(3), [shapes] * 3, [3] * 3)[0] != first[0]
-    assert hands(Party(3), [shapes] * 3, [3] * 3, key=None) == [None] * 3
+    assert hands(ProcessContext(3), [shapes] * 3, [3] * 3)[0] != first[0]
+    assert hands(ProcessContext(3), [shapes] * 3, [3] * 3, key=None) == [None] * 3
 
 
-def test_every_rank_names_a_differing_key(party: Party) -> None:
-    errors = hands(party, [{"run.seed": 0, "a": 1}, {"run.seed": 0, "a": 1}, {"run.seed": 5, "a": 1}], [3] * 3)
+def test_every_rank_names_a_differing_key(party: ProcessContext) -> None:
+    errors = hands(
+        party, [{"run.seed": 0, "a": 1}, {"run.seed": 0, "a": 1}, {"run.seed": 5, "a": 1}], [3] * 3
+    )
     assert all(isinstance(error, ConfigError) for error in errors)
     assert "rank 2 has run.seed = 5 (rank 0: 0)" in str(errors[0])
     assert "rank 2 has run.seed = 5 (rank 1: 0)" in str(errors[1])
     assert "has run.seed = 0 (rank 2: 5)" in str(errors[2])
 
 
-def test_a_rank_of_another_world_is_named(party: Party) -> None:
+def test_a_rank_of_another_world_is_named(party: ProcessContext) -> None:
     errors = hands(party, [{}, {}, {}], [3, 3, 4])
     assert "rank 2 has world size = 4 (rank 0: 3)" in str(errors[0])
     assert all(isinstance(error, ConfigError) for error in errors)
 
 
-def test_another_protocol_version_is_named(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "PROTOCOL", 99)
-    party.open_store().set("hello/1", '{"facts": {"protocol version": 1, "world size": 2}, "fresh": ""}')
+def test_another_protocol_version_is_named(
+    party: ProcessContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake_module, "PROTOCOL", 99)
+    party.open_store().set(
+        "hello/1", '{"facts": {"protocol version": 1, "world size": 2}, "fresh": ""}'
+    )
     (error,) = hands(party, [{}], [2], key=None)
     assert "rank 1 has protocol version = 1 (rank 0: 99)" in str(error)
 
 
-def test_a_rank_that_does_not_show_up_is_named_in_time(party: Party) -> None:
+def test_a_rank_that_does_not_show_up_is_named_in_time(party: ProcessContext) -> None:
     began = time.monotonic()
     (error,) = hands(party, [{}], [2], seconds=0.5)
     assert time.monotonic() - began < 1.5

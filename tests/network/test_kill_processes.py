@@ -1,4 +1,5 @@
-"""kill -9 of one process among several, then resume: no process ever sent more than its nodes' ledgers hold.
+"""kill -9 of one process among several, then resume: no process ever sent more than its nodes'
+ledgers hold.
 
 `make test` kills twice, `make stress` 32 times.
 """
@@ -31,27 +32,41 @@ SETTINGS = [
 
 
 def sent(taps: Path) -> Counter[int]:
-    """Count the frames of each node: without polish rounds every one carries a new private gradient."""
+    """Count the frames of each node: without polish rounds every one carries a new private
+    gradient."""
     lines = [line for tap in taps.glob("tap-*") for line in tap.read_text().splitlines()]
     return Counter(int(line.split()[1]) for line in lines)
 
 
 def check_ledgers(out: Path, taps: Path) -> tuple[int, int]:
-    """Assert that no node sent more than its ledger holds; return frames sent and releases recorded."""
+    """Assert that no node sent more than its ledger holds; return frames sent and releases
+    recorded."""
     seen = sent(taps)
-    written = {ledger.header.node: ledger.count for ledger in read_ledgers(out)} if (out / "ledger").is_dir() else {}
+    written = (
+        {ledger.header.node: ledger.count for ledger in read_ledgers(out)}
+        if (out / "ledger").is_dir()
+        else {}
+    )
     assert all(written.get(node, 0) >= count for node, count in seen.items()), (seen, written)
     return sum(seen.values()), sum(written.values())
 
 
 def commands(out: Path, folder: Path, mode: str) -> list[list[str]]:
-    return [[str(WORKER), str(out), str(folder / f"tap-{rank}"), mode, *SETTINGS] for rank in range(NODES)]
+    return [
+        [str(WORKER), str(out), str(folder / f"tap-{rank}"), mode, *SETTINGS]
+        for rank in range(NODES)
+    ]
 
 
 def kill_one(children: list[RealProcess], out: Path, folder: Path, dice: random.Random) -> bool:
     """Kill a random process at a random moment of training; return whether it was still running."""
     before = sum(sent(folder).values())
-    wait_for(lambda: sum(sent(folder).values()) > before or all(child.code is not None for child in children), 120)
+    wait_for(
+        lambda: (
+            sum(sent(folder).values()) > before or all(child.code is not None for child in children)
+        ),
+        120,
+    )
     time.sleep(dice.random())
     victim = dice.choice(children)
     was_running = victim.code is None
@@ -62,7 +77,9 @@ def kill_one(children: list[RealProcess], out: Path, folder: Path, dice: random.
     return was_running
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.stress)])
+@pytest.mark.parametrize(
+    "count", [pytest.param(2, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.stress)]
+)
 def test_no_process_sends_more_than_its_ledger_holds(tmp_path: Path, count: int) -> None:
     dice, done, run, frames_seen, releases, ends = random.Random(count), 0, 0, 0, 0, Counter[str]()
     while done < count:
@@ -76,7 +93,9 @@ def test_no_process_sends_more_than_its_ledger_holds(tmp_path: Path, count: int)
             mode = "resume"
         with processes(commands(out, folder, mode), folder) as children:
             all_end(children, 180)
-            assert [child.code for child in children] == [0] * NODES, [child.said() for child in children]
+            assert [child.code for child in children] == [0] * NODES, [
+                child.said() for child in children
+            ]
         counts = check_ledgers(out, folder)
         frames_seen, releases = frames_seen + counts[0], releases + counts[1]
         summary = json.loads((out / "summary.json").read_text())
@@ -87,5 +106,6 @@ def test_no_process_sends_more_than_its_ledger_holds(tmp_path: Path, count: int)
         assert summary["releases"] == [written[node] for node in range(NODES)]
         assert float(summary["epsilon"]) <= EPSILON
     print(
-        f"\n{done} kills in {run} runs of {NODES} processes: {frames_seen} frames sent, {releases} releases; {dict(ends)}"
+        f"\n{done} kills in {run} runs of {NODES} processes: {frames_seen} frames sent, "
+        f"{releases} releases; {dict(ends)}"
     )

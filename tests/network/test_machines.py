@@ -30,8 +30,18 @@ def words(out: Path) -> list[str]:
 
 
 def test_two_torchrun_agents_end_like_the_simulator(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, *words(tmp_path / "sim")], check=True, capture_output=True, timeout=240)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    subprocess.run(
+        [sys.executable, *words(tmp_path / "sim")], check=True, capture_output=True, timeout=240
+    )
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+    ]
     torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     agents = [
         subprocess.Popen(
@@ -55,7 +65,13 @@ def test_two_torchrun_agents_end_like_the_simulator(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are a feature of Linux")
 def test_three_hosts_report_the_bytes_that_the_system_counts(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "three_hosts.py"), "--json", "--out", str(tmp_path)],
+        [
+            sys.executable,
+            str(ROOT / "examples" / "three_hosts.py"),
+            "--json",
+            "--out",
+            str(tmp_path),
+        ],
         capture_output=True,
         text=True,
         timeout=600,
@@ -68,10 +84,14 @@ def test_three_hosts_report_the_bytes_that_the_system_counts(tmp_path: Path) -> 
     for row in rows:
         assert row["reported"] > 10_000_000  # large messages: start-up and heartbeats hardly count
         assert abs(row["counted"] / row["modelled"] - 1) < 0.05, row
-    summaries = [json.loads((tmp_path / f"host-{host}" / "summary.json").read_text()) for host in range(3)]
+    summaries = [
+        json.loads((tmp_path / f"host-{host}" / "summary.json").read_text()) for host in range(3)
+    ]
     assert summaries[0]["accuracy_node_min"] > 0.8
     assert summaries[0]["private"] is True
     for host in range(3):  # no shared disk: every host has its own ledger and its own model
         ledgers = (tmp_path / f"host-{host}" / "ledger").glob("*.jsonl")
         assert [path.name for path in ledgers] == [f"node-{host:04d}.jsonl"]
-        assert load_file(tmp_path / f"host-{host}" / "model.safetensors")["node_models"].shape[0] == 1
+        assert (
+            load_file(tmp_path / f"host-{host}" / "model.safetensors")["node_models"].shape[0] == 1
+        )

@@ -1,4 +1,5 @@
-"""Real processes with a key file, while somebody without the key writes to their store in a loop."""
+"""Real processes with a key file, while somebody without the key writes to their store in a
+loop."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 sys.path.insert(0, str(Path(__file__).parent))
 from real_processes import TINY, all_end, free_port, processes, settings, wait_for
 
-from dpcsgp.network.torch_distributed import Place
+from dpcsgp.network.torch_distributed import ProcessEnvironment
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ def attacker(port: int, values: dict[str, str]) -> Iterator[None]:
     stopped = threading.Event()
 
     def loop() -> None:
-        store = Place(0, 3, "127.0.0.1", port).open_store(60)
+        store = ProcessEnvironment(0, 3, "127.0.0.1", port).open_store(60)
         with suppress(RuntimeError):  # the store ends with the run
             while not stopped.wait(0.001):
                 for key, value in values.items():
@@ -58,7 +59,12 @@ def run(folder: Path, steps: int, values: dict[str, str]) -> list[tuple[int | No
     folder.mkdir()
     key_file, port = folder / "key", free_port()
     key_file.write_bytes(os.urandom(32))
-    given = [*TINY, f"algorithm.steps={steps}", f"network.timeout_seconds={TIMEOUT}", f"network.key_file={key_file}"]
+    given = [
+        *TINY,
+        f"algorithm.steps={steps}",
+        f"network.timeout_seconds={TIMEOUT}",
+        f"network.key_file={key_file}",
+    ]
     words = ["run", *settings(*given), "--out", str(folder / "out")]
     with processes([words] * 3, folder, port=port) as children, attacker(port, values):
         wait_for(lambda: any(child.code is not None for child in children), 120)
@@ -70,7 +76,9 @@ def test_false_causes_stops_and_heartbeats_change_nothing(tmp_path: Path) -> Non
     for name, values in (("alone", {}), ("attacked", FALSE_NEWS)):
         ends = run(tmp_path / name, 100, values)
         assert [code for code, _ in ends] == [0] * 3, ends
-    alone, attacked = (load_file(tmp_path / name / "out" / "model.safetensors") for name in ("alone", "attacked"))
+    alone, attacked = (
+        load_file(tmp_path / name / "out" / "model.safetensors") for name in ("alone", "attacked")
+    )
     assert all(torch.equal(alone[name], attacked[name]) for name in alone)
 
 
@@ -78,7 +86,9 @@ def test_a_launcher_with_a_key_shows_progress(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(os.urandom(32))
     given = [*TINY, "algorithm.steps=40", f"network.key_file={tmp_path / 'key'}"]
     words = ["launch", *settings(*given), "--out", str(tmp_path / "out")]
-    done = subprocess.run([sys.executable, "-m", "dpcsgp", *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "dpcsgp", *words], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 40/40" in done.stdout
 

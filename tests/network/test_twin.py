@@ -16,14 +16,20 @@ from twin_worker import SPECS, irregular, trace
 from dpcsgp.network import Simulator
 
 
-@pytest.fixture(scope="module", params=[5, 2], ids=["one node per process", "several nodes per process"])
-def parts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
+@pytest.fixture(
+    scope="module", params=[5, 2], ids=["one node per process", "several nodes per process"]
+)
+def parts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, torch.Tensor]]:
     """Return what each process ended with, all specs of compressors in one start."""
     folder, world_size = tmp_path_factory.mktemp("twin"), request.param
     worker = str(Path(__file__).with_name("twin_worker.py"))
     with processes([[worker, str(folder)]] * world_size, folder) as children:
         all_end(children, 120)
-        assert [child.code for child in children] == [0] * world_size, [child.said() for child in children]
+        assert [child.code for child in children] == [0] * world_size, [
+            child.said() for child in children
+        ]
     return [load_file(folder / f"rank-{rank}.safetensors") for rank in range(world_size)]
 
 

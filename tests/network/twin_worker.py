@@ -1,4 +1,5 @@
-"""One process of the twin test: the same gossip as the simulator's, between real processes. Run by test_twin.py."""
+"""One process of the twin test: the same gossip as the simulator's, between real processes. Run by
+test_twin.py."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from dpcsgp.compression import parse_compressor
 from dpcsgp.graphs import Topology, from_edges
 from dpcsgp.network import Traffic
 from dpcsgp.network.health import Health
-from dpcsgp.network.torch_distributed import Place, TorchDistributed, spread
+from dpcsgp.network.torch_distributed import ProcessEnvironment, TorchDistributed, nodes_of_ranks
 from dpcsgp.randomness import PublicRandomness, numpy_generator
 
 DIM, STEPS, NUM_NODES = 193, 25, 5
@@ -46,16 +47,23 @@ class Recorded:
 
 
 def trace(network: Network, spec: str) -> dict[str, torch.Tensor]:
-    """Run the steps and return the hosted nodes' final state, all frames they sent, and the bytes counted."""
+    """Run the steps and return the hosted nodes' final state, all frames they sent, and the bytes
+    counted."""
     recorded = Recorded(network)
     compressor = parse_compressor(spec.removeprefix("block "))
-    method = DPBlock(0.1, 3, compressor=compressor) if spec.startswith("block ") else DPCSGP(compressor, 0.1, 0.5)
+    method = (
+        DPBlock(0.1, 3, compressor=compressor)
+        if spec.startswith("block ")
+        else DPCSGP(compressor, 0.1, 0.5)
+    )
     state = method.init(torch.zeros(len(network.nodes), DIM))
     random = PublicRandomness(7, network.nodes)
     for step in range(STEPS):
         state = method.step(state, gradients(step, network.nodes), recorded, random)  # type: ignore[arg-type]
     tensors = {
-        name: value for name, value in state._asdict().items() if isinstance(value, torch.Tensor) and "_N" in name
+        name: value
+        for name, value in state._asdict().items()
+        if isinstance(value, torch.Tensor) and "_N" in name
     }
     frames = torch.cat([frame.flatten(1) for frame in recorded.sent], dim=1)
     sent = torch.tensor(network.traffic.bytes_sent)  # type: ignore[attr-defined]
@@ -63,16 +71,20 @@ def trace(network: Network, spec: str) -> dict[str, torch.Tensor]:
 
 
 def main(out: str) -> None:
-    place = Place.from_environment()
+    place = ProcessEnvironment.from_environment()
     assert place is not None
-    health = Health(lambda: place.open_store(30), place.rank, spread(NUM_NODES, place.world_size), 30)
+    health = Health(
+        lambda: place.open_store(30), place.rank, nodes_of_ranks(NUM_NODES, place.world_size), 30
+    )
     network = TorchDistributed(irregular(), place, place.open_store(30), health)
     results = {}
     for spec in SPECS:
         network.traffic = Traffic.of(irregular(), network.nodes)
-        results |= {f"{spec}/{name}": tensor.contiguous() for name, tensor in trace(network, spec).items()}
+        results |= {
+            f"{spec}/{name}": tensor.contiguous() for name, tensor in trace(network, spec).items()
+        }
     save_file(results, Path(out) / f"rank-{place.rank}.safetensors")
-    network.agree("done", True)
+    network.gather_values("done", True)
 
 
 if __name__ == "__main__":

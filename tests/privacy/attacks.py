@@ -1,7 +1,8 @@
 """An attacker who knows everything but the noise and one row, and what his hits say about eps.
 
-He computes the clipped sums of both data sets himself, with the program's own engine, and asks of a release which of them
-it is nearer to. Whatever he achieves must be explained by the eps that the program claims.
+He computes the clipped sums of both data sets himself, with the program's own engine, and asks of a
+release which of them it is nearer to. Whatever he achieves must be explained by the eps that the
+program claims.
 
 Legend: J examples, N nodes, E places for examples, D coordinates.
 """
@@ -52,10 +53,11 @@ def linear_model() -> nn.Sequential:
 
 
 def rows_at_a_kink(count: int, ulps: int = 0) -> Rows:
-    """Return equal rows, each with the target that `linear_model` outputs, in one of the ways to round it.
+    """Return equal rows, each with the target that `linear_model` outputs, in one of the ways to
+    round it.
 
-    Targets may be moved by so many units in the last place: where kernels agree, the residual is not zero then.
-    """
+    Targets may be moved by so many units in the last place: where kernels agree, the residual is
+    not zero then."""
     layer = linear_model()[0]
     assert isinstance(layer, nn.Linear)
     row = torch.randn(8, generator=torch.Generator().manual_seed(ROW_AT_A_KINK))
@@ -67,7 +69,8 @@ def rows_at_a_kink(count: int, ulps: int = 0) -> Rows:
 
 @dataclass
 class Attack:
-    """One model, loss and data set of J rows; row `gone` may be missing while everything public stays the same."""
+    """One model, loss and data set of J rows; row `gone` may be missing while everything public
+    stays the same."""
 
     module: nn.Sequential
     loss: Loss
@@ -86,7 +89,8 @@ class Attack:
         self.model_1D = ParameterLayout.of(self.module).flatten(self.module)[None]
 
     def sum(self, members: Tensor, random: PrivateRandomness) -> Tensor:
-        """Return the clipped sum (D,) over these rows (B,), in the shape in which the mechanism would compute it."""
+        """Return the clipped sum (D,) over these rows (B,), in the shape in which the mechanism
+        would compute it."""
         shape = self.mechanism.shapes[0]
         indices_1E = torch.zeros(1, shape.width(len(members)), dtype=torch.int64)
         indices_1E[0, : len(members)] = members
@@ -94,21 +98,26 @@ class Attack:
         inputs = self.rows[0][indices_1E]
         if self.augment is not None:
             inputs = self.augment(inputs, random, 0)
-        return self.engine.clipped_sum(self.model_1D, inputs, self.rows[1][indices_1E], present_1E, self.clip, shape)[0]
+        return self.engine.clipped_sum(
+            self.model_1D, inputs, self.rows[1][indices_1E], present_1E, self.clip, shape
+        )[0]
 
     def release(self, complete: bool) -> Tensor:
-        """Return the noised sum (D,) of one step, with fresh keys; the row is drawn only if the data are complete."""
+        """Return the noised sum (D,) of one step, with fresh keys; the row is drawn only if the
+        data are complete."""
         random = PrivateRandomness.fresh([0])
 
         def clipped_sum(indices_1E: Tensor, present_1E: Tensor) -> Tensor:
-            members = indices_1E[present_1E]  # in random order: without the row, all others still are
+            # in random order: without the row, all others still are
+            members = indices_1E[present_1E]
             return self.sum(members if complete else members[members != self.gone], random)[None]
 
         released_1D = self.mechanism.release(clipped_sum, 0, random, [True])
         return released_1D[0] * self.mechanism.expected_batch_sizes[0]
 
     def expected_sum(self, complete: bool, draws: int = 1) -> Tensor:
-        """Return what the attacker expects: the sum over all rows, averaged over views if he does not know them."""
+        """Return what the attacker expects: the sum over all rows, averaged over views if he does
+        not know them."""
         members = torch.arange(len(self.rows[0]))
         members = members if complete else members[members != self.gone]
         sums = [self.sum(members, PrivateRandomness.fresh([0])) for _ in range(draws)]
@@ -116,9 +125,12 @@ class Attack:
 
     def bound(self, runs: int, draws: int = 1) -> float:
         """Attack so many releases of both data sets; return the eps that this proves."""
-        with_D, without_D = (self.rate * self.expected_sum(complete, draws) for complete in (True, False))
+        with_D, without_D = (
+            self.rate * self.expected_sum(complete, draws) for complete in (True, False)
+        )
         hits, alarms = (
-            sum(nearer(self.release(complete), with_D, without_D) for _ in range(runs)) for complete in (True, False)
+            sum(nearer(self.release(complete), with_D, without_D) for _ in range(runs))
+            for complete in (True, False)
         )
         return lower_bound(hits, alarms, runs)
 
@@ -126,13 +138,16 @@ class Attack:
 def trained_gradient(
     out: Path, module: nn.Module, loss: Loss, rows: Rows, clip: float = 1.0, **changes: float
 ) -> Tensor:
-    """Train one private step with fresh noise at the claimed eps; return the noised sum (D,) that anybody can see."""
+    """Train one private step with fresh noise at the claimed eps; return the noised sum (D,) that
+    anybody can see."""
     total = len(rows[0])
     settings = {
         "algorithm.name": "dp-sgd", "algorithm.steps": 1, "algorithm.learning_rate": 1.0, "privacy.clip_norm": clip,
         "privacy.expected_batch_size": total, "run.evaluate_every": 0, "run.checkpoint_every": 0, **changes,
     }  # fmt: skip
-    result = dpcsgp.train(module, [rows], loss=loss, epsilon=CLAIM, delta=DELTA, settings=settings, out=out)
+    result = dpcsgp.train(
+        module, [rows], loss=loss, epsilon=CLAIM, delta=DELTA, settings=settings, out=out
+    )
     assert result.summary["private"] and result.epsilon <= CLAIM
     before_D, after_D = (ParameterLayout.of(part).flatten(part) for part in (module, result.model))
     return (before_D - after_D) * total

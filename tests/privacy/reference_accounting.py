@@ -32,7 +32,8 @@ _FFT_ERROR: Final = 1e-15  # mass that the transform may misplace, per release
 
 @dataclass(frozen=True)
 class Losses:
-    """A discrete loss: atoms and their masses; what is missing to one is an infinite loss (or none, if optimistic)."""
+    """A discrete loss: atoms and their masses; what is missing to one is an infinite loss (or none,
+    if optimistic)."""
 
     losses_A: np.ndarray
     masses_A: np.ndarray
@@ -45,14 +46,17 @@ class Losses:
         return largest + math.log(mean)
 
     def most(self, values_A: np.ndarray, count: int, beta: float) -> float:
-        """Return u with P(sum of `count` values > u) <= beta, by the best of many Chernoff bounds."""
+        """Return u with P(sum of `count` values > u) <= beta, by the best of many Chernoff
+        bounds."""
         share_A = self.masses_A / self.masses_A.sum()
         variance = float(np.sum(share_A * (values_A - np.sum(share_A * values_A)) ** 2))
         if variance == 0:
             return count * float(values_A.max())
         best = math.sqrt(-2 * math.log(beta) / (count * variance))
         orders = best * 2.0 ** np.arange(-8.0, 4.5, 0.5)
-        bounds = [(count * self.log_moment(values_A, order) - math.log(beta)) / order for order in orders]
+        bounds = [
+            (count * self.log_moment(values_A, order) - math.log(beta)) / order for order in orders
+        ]
         return min(count * float(values_A.max()), *bounds)
 
 
@@ -65,7 +69,8 @@ def bracket(
     cells: int = 2**15,
     points: int = 2**20,
 ) -> tuple[float, float]:
-    """Return (optimistic, pessimistic) eps of `count` releases; for "replace" of the curve with sensitivity 1."""
+    """Return (optimistic, pessimistic) eps of `count` releases; for "replace" of the curve with
+    sensitivity 1."""
     tail = _BETA_SHARE * delta / count
     return (
         _composed(_cells(noise, rate, cells, tail, direction), count, delta, points, -1),
@@ -74,11 +79,14 @@ def bracket(
 
 
 def exact_delta(noise: float, rate: float, eps: float, direction: Direction) -> Any:
-    """Return the delta of one release at this eps, with 40 digits; `count` releases at rate 1 have noise / sqrt(count)."""
+    """Return the delta of one release at this eps, with 40 digits; `count` releases at rate 1 have
+    noise / sqrt(count)."""
     with mpmath.workdps(40):
         shift, rate, odds = 1 / mpmath.mpf(noise), mpmath.mpf(rate), mpmath.exp(mpmath.mpf(eps))
         if direction == "replace":
-            return max(exact_delta(noise, rate, eps, "remove"), exact_delta(noise, rate, eps, "add"))
+            return max(
+                exact_delta(noise, rate, eps, "remove"), exact_delta(noise, rate, eps, "add")
+            )
         ratio = ((odds if direction == "remove" else 1 / odds) - 1 + rate) / rate
         if ratio <= 0:
             return mpmath.mpf(0)  # adding loses at most -log(1 - rate)
@@ -91,7 +99,8 @@ def exact_delta(noise: float, rate: float, eps: float, direction: Direction) -> 
 
 
 def _edges(shift: float, cells: int, tail: float, direction: Direction) -> np.ndarray:
-    """Return cell borders with at most `tail` mass beyond; for "replace" from shift / 2 on, where the loss is 0."""
+    """Return cell borders with at most `tail` mass beyond; for "replace" from shift / 2 on, where
+    the loss is 0."""
     far = -float(ndtri(tail))
     return np.linspace(shift / 2 if direction == "replace" else -far, shift + far, cells + 1)
 
@@ -103,12 +112,15 @@ def _mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 def _loss(excess: np.ndarray, rate: float) -> np.ndarray:
     """Return log(mass with the example / mass without it) where that ratio is 1 + rate * excess."""
-    with np.errstate(divide="ignore"):  # at rate 1 the ratio may round to 0; such atoms have no mass
+    with np.errstate(
+        divide="ignore"
+    ):  # at rate 1 the ratio may round to 0; such atoms have no mass
         return np.log1p(rate * excess)
 
 
 def _atoms(base_A: np.ndarray, excess_A: np.ndarray, rate: float, direction: Direction) -> Losses:
-    """Return the loss of atoms with mass `base` without the example and `base * (1 + rate * excess)` with it."""
+    """Return the loss of atoms with mass `base` without the example and `base * (1 + rate *
+    excess)` with it."""
     losses_A, with_A = _loss(excess_A, rate), base_A * (1 + rate * excess_A)
     if direction == "remove":
         return Losses(losses_A, with_A)
@@ -132,7 +144,8 @@ def _kink(noise: float, rate: float) -> tuple[float, float]:
 
 
 def _cells(noise: float, rate: float, cells: int, tail: float, direction: Direction) -> Losses:
-    """Return the loss of publishing the cell alone; mass that is left out only lowers the answer."""
+    """Return the loss of publishing the cell alone; mass that is left out only lowers the
+    answer."""
     shift = 1 / noise
     edges = np.append(_edges(shift, cells, tail, direction), np.inf)
     if direction != "replace":
@@ -144,18 +157,22 @@ def _cells(noise: float, rate: float, cells: int, tail: float, direction: Direct
 
 
 def _ends(noise: float, rate: float, cells: int, tail: float, direction: Direction) -> Losses:
-    """Return the loss with the mass of every cell moved to its ends; what is left out counts as infinite."""
+    """Return the loss with the mass of every cell moved to its ends; what is left out counts as
+    infinite."""
     shift = 1 / noise
     edges = _edges(shift, cells, tail, direction)
     excess = np.expm1(shift * edges - shift**2 / 2)
     base_C, moved_C = _mass(edges[:-1], edges[1:]), _mass(edges[:-1] - shift, edges[1:] - shift)
-    with np.errstate(invalid="ignore", divide="ignore"):  # ends so low that their excess rounds to -1
+    with np.errstate(
+        invalid="ignore", divide="ignore"
+    ):  # ends so low that their excess rounds to -1
         share = (moved_C - base_C * (1 + excess[:-1])) / np.diff(excess)
     right_C = np.clip(np.nan_to_num(share, nan=np.inf, posinf=np.inf), 0.0, base_C)
     base = np.zeros(len(edges))
     base[1:] += right_C
     base[:-1] += base_C - right_C
-    # Beyond the ends: losses below the lowest are raised to it; adding loses at most -log(1 - rate).
+    # Beyond the ends: losses below the lowest are raised to it; adding loses at most -log(1 -
+    # rate).
     lowest, highest = _loss(excess[[0, -1]], rate)
     beyond, above = float(ndtr(edges[0])), float(ndtr(-edges[-1]))
     extra = {
@@ -167,7 +184,8 @@ def _ends(noise: float, rate: float, cells: int, tail: float, direction: Directi
 
 
 def _composed(found: Losses, count: int, delta: float, points: int, side: int) -> float:
-    """Return eps of `count` independent losses: an upper bound for side +1, a lower bound for side -1."""
+    """Return eps of `count` independent losses: an upper bound for side +1, a lower bound for side
+    -1."""
     beta = _BETA_SHARE * delta
     losses_A = found.losses_A
     width = found.most(losses_A, count, beta) + found.most(-losses_A, count, beta)
@@ -186,14 +204,20 @@ def _composed(found: Losses, count: int, delta: float, points: int, side: int) -
     slack = found.most(side * (rounding_A - mean), count, beta)
     masses = _sum_of(lattice_A.astype(np.int64), found.masses_A, count, points, first)
     sums = interval * (first + np.arange(points)) + count * mean + side * slack
-    # Outside the lattice on either side, or off by more than the slack: beta each. An atom left out: infinite, or none.
+    # Outside the lattice on either side, or off by more than the slack: beta each. An atom left
+    # out: infinite, or none.
     finite = count * math.log(min(1.0, float(found.masses_A.sum())))
     doubt = 3 * beta + _FFT_ERROR * (count + 1)
-    return _read(sums, masses, delta - doubt + math.expm1(finite) if side > 0 else delta + doubt, side)
+    return _read(
+        sums, masses, delta - doubt + math.expm1(finite) if side > 0 else delta + doubt, side
+    )
 
 
-def _sum_of(lattice_A: np.ndarray, masses_A: np.ndarray, count: int, points: int, first: int) -> np.ndarray:
-    """Return the masses of the sum at first, first + 1, ..., all taken modulo the number of points."""
+def _sum_of(
+    lattice_A: np.ndarray, masses_A: np.ndarray, count: int, points: int, first: int
+) -> np.ndarray:
+    """Return the masses of the sum at first, first + 1, ..., all taken modulo the number of
+    points."""
     lowest = int(lattice_A.min())
     single = np.bincount((lattice_A - lowest) % points, weights=masses_A, minlength=points)
     summed = np.fft.irfft(np.fft.rfft(single) ** count, points)
@@ -201,7 +225,8 @@ def _sum_of(lattice_A: np.ndarray, masses_A: np.ndarray, count: int, points: int
 
 
 def _read(sums: np.ndarray, masses: np.ndarray, delta: float, side: int) -> float:
-    """Return the eps >= 0 at which sum of mass * (1 - exp(eps - loss)) over losses > eps falls to delta."""
+    """Return the eps >= 0 at which sum of mass * (1 - exp(eps - loss)) over losses > eps falls to
+    delta."""
     if delta <= 0:
         return math.inf
 

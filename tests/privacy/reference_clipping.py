@@ -1,4 +1,5 @@
-"""Clipped sums straight from their definition: explicit per-example gradients, for comparison with the engines."""
+"""Clipped sums straight from their definition: explicit per-example gradients, for comparison with
+the engines."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 def layerwise(module: nn.Module, loss: Loss, views: int = 1, most_rows: int = 64) -> CheckedEngine:
     """Return the engine that serves any module, whatever the module is."""
-    return CheckedEngine(LayerwiseEngine(module, loss, views, most_rows), ParameterLayout.of(module), views)
+    return CheckedEngine(
+        LayerwiseEngine(module, loss, views, most_rows), ParameterLayout.of(module), views
+    )
 
 
 def linear_stack(module: nn.Module, loss: Loss) -> CheckedEngine:
@@ -33,8 +36,11 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.flatten(1) - targets).square().mean(dim=1) + outputs.flatten(1).sin().sum(dim=1)
 
 
-def per_example_gradients(module: nn.Module, loss: Loss, flat_D: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return (E, D) gradients at one node's parameters; inputs are (E, M, ...), losses are averaged over the M views."""
+def per_example_gradients(
+    module: nn.Module, loss: Loss, flat_D: Tensor, inputs: Tensor, targets: Tensor
+) -> Tensor:
+    """Return (E, D) gradients at one node's parameters; inputs are (E, M, ...), losses are averaged
+    over the M views."""
     layout = ParameterLayout.of(module)
     parameters = {name: value[0] for name, value in layout.views(flat_D[None]).items()}
 

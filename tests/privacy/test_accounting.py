@@ -1,4 +1,5 @@
-"""eps is an upper bound, close to the exact value, and behaves like one: grows with steps, falls with noise, composes."""
+"""eps is an upper bound, close to the exact value, and behaves like one: grows with steps, falls
+with noise, composes."""
 
 from __future__ import annotations
 
@@ -80,7 +81,9 @@ def exact_one_step_epsilon(upper: Density, lower: Density, delta: float) -> floa
 
 
 def normal(mean: float, deviation: float) -> Density:
-    return lambda x: math.exp(-0.5 * ((x - mean) / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
+    return lambda x: (
+        math.exp(-0.5 * ((x - mean) / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
+    )
 
 
 def mixture(rate: float, first: Density, second: Density) -> Density:
@@ -91,7 +94,9 @@ def mixture(rate: float, first: Density, second: Density) -> Density:
 
 
 def test_the_reference_value() -> None:
-    assert epsilon(noise_multiplier=1.1, sampling_rate=0.01, steps=1000, delta=1e-5) == pytest.approx(1.515, abs=0.01)
+    assert epsilon(
+        noise_multiplier=1.1, sampling_rate=0.01, steps=1000, delta=1e-5
+    ) == pytest.approx(1.515, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +115,9 @@ def test_the_papers_noise_does_not_give_the_eps_it_names(
     started = time.process_time()
     rule = paper_noise_multiplier(claimed, 1e-4, steps, 6000)
     assert rule == pytest.approx(noise, abs=5e-4)
-    assert epsilon(noise_multiplier=rule, sampling_rate=1 / 6000, steps=steps, delta=1e-4) == pytest.approx(
-        verified, rel=0.01
-    )
+    assert epsilon(
+        noise_multiplier=rule, sampling_rate=1 / 6000, steps=steps, delta=1e-4
+    ) == pytest.approx(verified, rel=0.01)
     assert time.process_time() - started < 5
 
 
@@ -131,7 +136,9 @@ def test_hard_queries_answer_within_five_seconds(
     noise: float, rate: float, steps: int, delta: float, sampling: str
 ) -> None:
     started = time.process_time()
-    value = epsilon(noise_multiplier=noise, sampling_rate=rate, steps=steps, delta=delta, sampling=sampling)
+    value = epsilon(
+        noise_multiplier=noise, sampling_rate=rate, steps=steps, delta=delta, sampling=sampling
+    )
     assert time.process_time() - started < 5
     assert value >= 0
     assert math.isfinite(value)
@@ -156,15 +163,26 @@ def test_poisson_lies_between_the_librarys_lower_and_upper_estimates(
 ) -> None:
     value = epsilon(noise_multiplier=noise, sampling_rate=rate, steps=steps, delta=delta)
     assert library_epsilon(noise, rate, steps, delta, upper=False, interval=interval) <= value
-    assert value <= 1.002 * library_epsilon(noise, rate, steps, delta, upper=True, interval=interval)
+    assert value <= 1.002 * library_epsilon(
+        noise, rate, steps, delta, upper=True, interval=interval
+    )
 
 
 @pytest.mark.parametrize(
     ("shift", "steps", "delta"),
-    [(0.3, 1, 1e-5), (3.0, 1, 1e-10), (1.0, 100, 1e-9), (1.0, 10_000, 1e-9), (0.3, 10**6, 1e-7), (8.0, 1000, 1e-5)],
+    [
+        (0.3, 1, 1e-5),
+        (3.0, 1, 1e-10),
+        (1.0, 100, 1e-9),
+        (1.0, 10_000, 1e-9),
+        (0.3, 10**6, 1e-7),
+        (8.0, 1000, 1e-5),
+    ],
 )
 @pytest.mark.parametrize("sampling", ["poisson", "uniform"])
-def test_without_subsampling_eps_is_that_of_one_gaussian(shift: float, steps: int, delta: float, sampling: str) -> None:
+def test_without_subsampling_eps_is_that_of_one_gaussian(
+    shift: float, steps: int, delta: float, sampling: str
+) -> None:
     noise = math.sqrt(steps) / shift * (2 if sampling == "uniform" else 1)
 
     def excess(eps: float) -> float:
@@ -172,12 +190,18 @@ def test_without_subsampling_eps_is_that_of_one_gaussian(shift: float, steps: in
         return float(stats.norm.cdf(shift / 2 - eps / shift) - low - delta)
 
     exact = root_of(excess, 300.0)
-    value = epsilon(noise_multiplier=noise, sampling_rate=1.0, steps=steps, delta=delta, sampling=sampling)
+    value = epsilon(
+        noise_multiplier=noise, sampling_rate=1.0, steps=steps, delta=delta, sampling=sampling
+    )
     assert exact <= value <= 1.001 * exact
 
 
-@pytest.mark.parametrize(("noise", "rate", "delta"), [(1.0, 0.1, 1e-3), (0.5, 0.02, 1e-4), (3.0, 0.5, 1e-5)])
-def test_one_poisson_release_matches_exact_integration(noise: float, rate: float, delta: float) -> None:
+@pytest.mark.parametrize(
+    ("noise", "rate", "delta"), [(1.0, 0.1, 1e-3), (0.5, 0.02, 1e-4), (3.0, 0.5, 1e-5)]
+)
+def test_one_poisson_release_matches_exact_integration(
+    noise: float, rate: float, delta: float
+) -> None:
     present = mixture(rate, normal(0, noise), normal(1, noise))
     removed = exact_one_step_epsilon(present, normal(0, noise), delta)
     added = exact_one_step_epsilon(normal(0, noise), present, delta)
@@ -186,29 +210,46 @@ def test_one_poisson_release_matches_exact_integration(noise: float, rate: float
 
 
 @pytest.mark.parametrize(
-    ("noise", "rate", "delta"), [(2.0, 0.1, 1e-3), (1.0, 0.02, 1e-4), (6.0, 0.5, 1e-5), (3.0, 1.0, 1e-4)]
+    ("noise", "rate", "delta"),
+    [(2.0, 0.1, 1e-3), (1.0, 0.02, 1e-4), (6.0, 0.5, 1e-5), (3.0, 1.0, 1e-4)],
 )
-def test_one_uniform_release_matches_exact_integration(noise: float, rate: float, delta: float) -> None:
-    # Worst case for replacing one example: all other gradients equal its old one, so the sum moves by 2 or not at all.
+def test_one_uniform_release_matches_exact_integration(
+    noise: float, rate: float, delta: float
+) -> None:
+    # Worst case for replacing one example: all other gradients equal its old one, so the sum moves
+    # by 2 or not at all.
     moved = mixture(rate, normal(0, noise), normal(2, noise))
     worst = exact_one_step_epsilon(moved, normal(0, noise), delta)
     opposite = exact_one_step_epsilon(normal(0, noise), moved, delta)
     # Another pair of data sets: the other gradients are zero, and the example's goes from -1 to +1.
     balanced = exact_one_step_epsilon(
-        mixture(rate, normal(0, noise), normal(1, noise)), mixture(rate, normal(0, noise), normal(-1, noise)), delta
+        mixture(rate, normal(0, noise), normal(1, noise)),
+        mixture(rate, normal(0, noise), normal(-1, noise)),
+        delta,
     )
-    value = epsilon(noise_multiplier=noise, sampling_rate=rate, steps=1, delta=delta, sampling="uniform")
+    value = epsilon(
+        noise_multiplier=noise, sampling_rate=rate, steps=1, delta=delta, sampling="uniform"
+    )
     assert max(worst, opposite, balanced) - 1e-6 <= value <= 1.002 * worst + 1e-6
 
 
-@pytest.mark.parametrize(("noise", "rate", "steps"), [(2.0, 0.05, 100), (4.0, 0.3, 20), (1.2, 0.001, 500)])
-def test_uniform_lies_between_an_attack_and_the_renyi_bound(noise: float, rate: float, steps: int) -> None:
-    value = epsilon(noise_multiplier=noise, sampling_rate=rate, steps=steps, delta=1e-5, sampling="uniform")
-    attack = library_epsilon(noise / 2, rate, steps, 1e-5, upper=False)  # the worst pair above, repeated
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps"), [(2.0, 0.05, 100), (4.0, 0.3, 20), (1.2, 0.001, 500)]
+)
+def test_uniform_lies_between_an_attack_and_the_renyi_bound(
+    noise: float, rate: float, steps: int
+) -> None:
+    value = epsilon(
+        noise_multiplier=noise, sampling_rate=rate, steps=steps, delta=1e-5, sampling="uniform"
+    )
+    # the worst pair above, repeated
+    attack = library_epsilon(noise / 2, rate, steps, 1e-5, upper=False)
     assert attack <= value <= renyi_epsilon([(ReleaseEvent("uniform", rate, noise), steps)], 1e-5)
 
 
-@pytest.mark.parametrize(("noise", "rate", "steps"), [(1.1, 0.01, 1000), (0.8, 0.1, 50), (5.0, 0.5, 100)])
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps"), [(1.1, 0.01, 1000), (0.8, 0.1, 50), (5.0, 0.5, 100)]
+)
 def test_renyi_is_looser(noise: float, rate: float, steps: int) -> None:
     event = ReleaseEvent("poisson", rate, noise)
     assert composed_epsilon([(event, steps)], 1e-5) <= renyi_epsilon([(event, steps)], 1e-5)
@@ -217,7 +258,9 @@ def test_renyi_is_looser(noise: float, rate: float, steps: int) -> None:
 def test_tiny_delta_falls_back_on_the_renyi_bound() -> None:
     event = ReleaseEvent("poisson", 0.01, 1.0)
     usable = 1e-13 - 1000 * OVERFLOW
-    assert composed_epsilon([(event, 1000)], 1e-13) == pytest.approx(renyi_epsilon([(event, 1000)], usable), rel=1e-12)
+    assert composed_epsilon([(event, 1000)], 1e-13) == pytest.approx(
+        renyi_epsilon([(event, 1000)], usable), rel=1e-12
+    )
     assert composed_epsilon([(event, 1000)], 1e-13) > composed_epsilon([(event, 1000)], 1e-10)
 
 
@@ -230,7 +273,8 @@ def test_grids_hold_all_the_mass_and_never_lower_it(noise: float, rate: float) -
         losses = interval * np.arange(grid.first, grid.first + len(grid.masses))
         assert grid.masses.min() >= 0
         assert grid.masses.sum() + grid.infinite == pytest.approx(1, abs=1e-12)
-        assert grid.masses @ np.exp(-losses) <= 1 + 1e-9  # the lower distribution is a distribution too
+        # the lower distribution is a distribution too
+        assert grid.masses @ np.exp(-losses) <= 1 + 1e-9
 
 
 # Laws
@@ -258,7 +302,12 @@ def test_eps_grows_with_steps_and_falls_with_noise_and_delta(
 
 
 @settings(max_examples=20, deadline=None)
-@given(first=events, second=events, counts=st.tuples(st.integers(0, 300), st.integers(0, 300)), delta=deltas)
+@given(
+    first=events,
+    second=events,
+    counts=st.tuples(st.integers(0, 300), st.integers(0, 300)),
+    delta=deltas,
+)
 def test_composition_does_not_depend_on_order_and_costs_more_than_its_parts(
     first: ReleaseEvent, second: ReleaseEvent, counts: tuple[int, int], delta: float
 ) -> None:
@@ -271,12 +320,17 @@ def test_composition_does_not_depend_on_order_and_costs_more_than_its_parts(
 
 def test_counts_of_one_event_add_up() -> None:
     event = ReleaseEvent("poisson", 0.05, 1.5)
-    assert composed_epsilon([(event, 30), (event, 70)], 1e-5) == composed_epsilon([(event, 100)], 1e-5)
+    assert composed_epsilon([(event, 30), (event, 70)], 1e-5) == composed_epsilon(
+        [(event, 100)], 1e-5
+    )
 
 
 def test_two_kinds_of_gaussian_releases_compose_like_gaussians() -> None:
-    mixed = composed_epsilon([(ReleaseEvent("poisson", 1.0, 3.0), 9), (ReleaseEvent("poisson", 1.0, 5.0), 75)], 1e-5)
-    single = composed_epsilon([(ReleaseEvent("poisson", 1.0, 0.5), 1)], 1e-5)  # 9 / 3^2 + 75 / 5^2 = 1 / 0.5^2
+    mixed = composed_epsilon(
+        [(ReleaseEvent("poisson", 1.0, 3.0), 9), (ReleaseEvent("poisson", 1.0, 5.0), 75)], 1e-5
+    )
+    # 9 / 3^2 + 75 / 5^2 = 1 / 0.5^2
+    single = composed_epsilon([(ReleaseEvent("poisson", 1.0, 0.5), 1)], 1e-5)
     assert mixed == pytest.approx(single, rel=1e-3)
 
 
@@ -294,7 +348,10 @@ def test_poisson_beside_uniform_is_accounted_for_under_replacing_one_example() -
 
 def test_mixed_sampling_with_a_tiny_delta_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"privacy.delta = 9.5e-16: too small"):
-        composed_epsilon([(ReleaseEvent("poisson", 0.1, 2.0), 50), (ReleaseEvent("uniform", 0.1, 2.0), 50)], 1e-15)
+        composed_epsilon(
+            [(ReleaseEvent("poisson", 0.1, 2.0), 50), (ReleaseEvent("uniform", 0.1, 2.0), 50)],
+            1e-15,
+        )
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-9, 1e-300])
@@ -336,13 +393,21 @@ def test_nothing_released_costs_nothing() -> None:
         (100.0, 0.2, 3, 1e-5),
     ],
 )
-def test_calibration_inverts_eps(target: float, rate: float, steps: int, delta: float, sampling: str) -> None:
+def test_calibration_inverts_eps(
+    target: float, rate: float, steps: int, delta: float, sampling: str
+) -> None:
     started = time.process_time()
-    noise = calibrate_noise(epsilon=target, delta=delta, sampling_rate=rate, steps=steps, sampling=sampling)
+    noise = calibrate_noise(
+        epsilon=target, delta=delta, sampling_rate=rate, steps=steps, sampling=sampling
+    )
     assert time.process_time() - started < 5
-    verified = epsilon(noise_multiplier=noise, sampling_rate=rate, steps=steps, delta=delta, sampling=sampling)
+    verified = epsilon(
+        noise_multiplier=noise, sampling_rate=rate, steps=steps, delta=delta, sampling=sampling
+    )
     assert 0.99 * target <= verified <= target
-    again = calibrate_noise(epsilon=verified, delta=delta, sampling_rate=rate, steps=steps, sampling=sampling)
+    again = calibrate_noise(
+        epsilon=verified, delta=delta, sampling_rate=rate, steps=steps, sampling=sampling
+    )
     assert again == pytest.approx(noise, rel=0.01)
 
 
@@ -363,7 +428,11 @@ def test_releases_within_is_the_last_that_fits(rate: float, noise: float, sampli
     spent = [(ReleaseEvent.of(sampling, rate, 1.1 * noise), 3)]
     fit = releases_within(event, 1.0, 1e-5, spent)
     assert fit > 0
-    assert composed_epsilon([*spent, (event, fit)], 1e-5) <= 1.0 < composed_epsilon([*spent, (event, fit + 1)], 1e-5)
+    assert (
+        composed_epsilon([*spent, (event, fit)], 1e-5)
+        <= 1.0
+        < composed_epsilon([*spent, (event, fit + 1)], 1e-5)
+    )
     assert fit < releases_within(event, 1.0, 1e-5)
 
 
@@ -381,7 +450,9 @@ def test_a_calibrated_run_fits_its_budget() -> None:
 
 def test_the_meter_never_understates_and_is_exact_at_the_end() -> None:
     event = ReleaseEvent("poisson", 0.01, 1.2)
-    meter = EpsilonMeter(event, 1e-5, planned=997, spent=((ReleaseEvent("poisson", 0.01, 3.0), 5),), marks=20)
+    meter = EpsilonMeter(
+        event, 1e-5, planned=997, spent=((ReleaseEvent("poisson", 0.01, 3.0), 5),), marks=20
+    )
     readings = [meter.after(count) for count in range(0, 1100, 37)]
     exact = [composed_epsilon([*meter.spent, (event, count)], 1e-5) for count in range(0, 1100, 37)]
     assert all(reading >= value for reading, value in zip(readings, exact, strict=True))
@@ -431,7 +502,9 @@ def test_bad_paper_constants_are_refused() -> None:
 
 
 def test_relations_are_named() -> None:
-    assert neighbouring_relation("poisson") == "add or remove one example, declared number unchanged"
+    assert (
+        neighbouring_relation("poisson") == "add or remove one example, declared number unchanged"
+    )
     assert neighbouring_relation("uniform") == "replace one example"
 
 

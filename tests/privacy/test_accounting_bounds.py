@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from reference_accounting import Direction, bracket, exact_delta
 
-from dpcsgp.privacy import bounds, rare_losses
+from dpcsgp.privacy import pld, rare_losses
 from dpcsgp.privacy.accounting import composed_epsilon, epsilon
 from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE, REPLACE_ONE, ReleaseEvent
 from dpcsgp.privacy.pld import (
@@ -53,7 +53,9 @@ def test_one_release_never_costs_more_than_stated(sampling: str) -> None:
     directions: tuple[Direction, ...] = ("remove", "add") if sampling == "poisson" else ("replace",)
     used = []
     for noise, rate, delta in random_releases(0, 150):
-        value = epsilon(noise_multiplier=noise, sampling_rate=rate, steps=1, delta=delta, sampling=sampling)
+        value = epsilon(
+            noise_multiplier=noise, sampling_rate=rate, steps=1, delta=delta, sampling=sampling
+        )
         effective = noise if sampling == "poisson" else noise / 2
         exact = max(exact_delta(effective, rate, value, direction) for direction in directions)
         assert exact <= delta, (noise, rate, delta)
@@ -65,12 +67,19 @@ def test_one_release_never_costs_more_than_stated(sampling: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100, 3000, 10**5, 10**6])
 @pytest.mark.parametrize("sampling", ["poisson", "uniform"])
-def test_releases_without_subsampling_never_cost_more_than_stated(count: int, sampling: str) -> None:
+def test_releases_without_subsampling_never_cost_more_than_stated(
+    count: int, sampling: str
+) -> None:
     random = np.random.default_rng(count)
-    for power, delta in zip(random.uniform(-0.5, 2.0, 8), 10.0 ** random.uniform(-8, -2, 8), strict=True):
-        single = float(10**power)  # the noise of one release that says as much as all of them together
+    for power, delta in zip(
+        random.uniform(-0.5, 2.0, 8), 10.0 ** random.uniform(-8, -2, 8), strict=True
+    ):
+        # the noise of one release that says as much as all of them together
+        single = float(10**power)
         noise = single * math.sqrt(count) * (1 if sampling == "poisson" else 2)
-        value = epsilon(noise_multiplier=noise, sampling_rate=1.0, steps=count, delta=delta, sampling=sampling)
+        value = epsilon(
+            noise_multiplier=noise, sampling_rate=1.0, steps=count, delta=delta, sampling=sampling
+        )
         exact = exact_delta(single, 1.0, value, "remove")
         assert exact <= delta, (noise, delta)
         assert value == 0 or exact > 0.98 * delta
@@ -80,8 +89,12 @@ def test_releases_without_subsampling_never_cost_more_than_stated(count: int, sa
 
 
 @pytest.mark.parametrize("tail", [1e-2, 1e-4, 1e-8])
-@pytest.mark.parametrize(("noise", "rate"), [(0.4, 0.3), (1.0, 1.0), (1.0, 1e-3), (5.0, 0.1), (0.7, 1e-6)])
-def test_a_grid_dominates_its_release_also_beyond_its_ends(noise: float, rate: float, tail: float) -> None:
+@pytest.mark.parametrize(
+    ("noise", "rate"), [(0.4, 0.3), (1.0, 1.0), (1.0, 1e-3), (5.0, 0.1), (0.7, 1e-6)]
+)
+def test_a_grid_dominates_its_release_also_beyond_its_ends(
+    noise: float, rate: float, tail: float
+) -> None:
     pair = LossPair(noise, rate)
     interval = float(pair.loss(np.array(-1 - 6 * noise))) / 300
     remove, add = _poisson_grids(pair, interval, tail)
@@ -101,7 +114,9 @@ def test_a_grid_dominates_its_release_also_beyond_its_ends(noise: float, rate: f
 
 @pytest.mark.parametrize("tail", [1e-1, 1e-3, 1e-6])
 @pytest.mark.parametrize(("noise", "count"), [(3.0, 9), (20.0, 400), (30.0, 2000)])
-def test_awindow_of_dominates_the_sum_also_beyond_its_ends(noise: float, count: int, tail: float) -> None:
+def test_awindow_of_dominates_the_sum_also_beyond_its_ends(
+    noise: float, count: int, tail: float
+) -> None:
     pair = LossPair(noise, 1.0)
     grids = _poisson_grids(pair, 1 / 64 / noise, 1e-14)
     for grid in (*grids, *_replace_grid(pair, 1 / 64 / noise, 1e-14)):
@@ -118,9 +133,12 @@ def test_awindow_of_dominates_the_sum_also_beyond_its_ends(noise: float, count: 
 @pytest.mark.parametrize("tail", [1e-2, 1e-6])
 @pytest.mark.parametrize("cut", [3, 10, 40])
 @pytest.mark.parametrize(("noise", "rate"), [(0.5, 0.05), (1.0, 0.1), (2.0, 1e-3), (0.7, 1e-6)])
-def test_small_and_rare_losses_together_dominate_the_release(noise: float, rate: float, cut: int, tail: float) -> None:
+def test_small_and_rare_losses_together_dominate_the_release(
+    noise: float, rate: float, cut: int, tail: float
+) -> None:
     pair = LossPair(noise, rate)
-    interval = float(pair.loss(np.array(-0.5 - 2 * noise))) / 40  # the cut lies within two deviations
+    # the cut lies within two deviations
+    interval = float(pair.loss(np.array(-0.5 - 2 * noise))) / 40
     split = Split(pair, interval, cut)
     for direction in ("remove", "add", "replace"):
         rare = rare_grid(split, interval / 4, tail, direction)
@@ -144,8 +162,10 @@ def test_another_grid_dominates_and_keeps_all_mass() -> None:
             assert grid_delta(coarse, eps) >= grid_delta(fine, eps) - 1e-15
 
 
-@pytest.mark.parametrize("module", [bounds, rare_losses])
-def test_what_every_window_leaves_out_is_booked(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", [pld, rare_losses])
+def test_what_every_window_leaves_out_is_booked(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On both sides, since what lies below a window comes back on top of it."""
     left_out: list[float] = []
 
@@ -153,7 +173,9 @@ def test_what_every_window_leaves_out_is_booked(module: ModuleType, monkeypatch:
         left_out.append(2 * tail)
         return window_of(grids, counts, tail)
 
-    def watched_sum(grids: list[LossGrid], counts: list[int], window: tuple[int, int], tail: float) -> LossGrid:
+    def watched_sum(
+        grids: list[LossGrid], counts: list[int], window: tuple[int, int], tail: float
+    ) -> LossGrid:
         assert tail >= left_out[-1] > 0
         booked.append(tail)
         return compose(grids, counts, window, tail)
@@ -180,7 +202,11 @@ def test_adding_is_accounted_for_and_never_costs_more_than_removing() -> None:
     random = np.random.default_rng(3)
     for case, (noise, rate, delta) in enumerate(random_releases(3, 100)):
         releases = [(ReleaseEvent("poisson", rate, noise), int(10 ** random.uniform(0, 4)))]
-        for method in (loss_distribution_epsilon, split_epsilon) if case < 10 else (loss_distribution_epsilon,):
+        for method in (
+            (loss_distribution_epsilon, split_epsilon)
+            if case < 10
+            else (loss_distribution_epsilon,)
+        ):
             bound = method(releases, delta, ADD_OR_REMOVE_ONE)
             if math.isinf(bound.epsilon):
                 continue
@@ -216,7 +242,9 @@ def test_small_rates_lie_above_an_optimistic_and_close_to_a_pessimistic_estimate
 ) -> None:
     value = epsilon(noise_multiplier=noise, sampling_rate=rate, steps=count, delta=delta)
     split = split_epsilon([(ReleaseEvent("poisson", rate, noise), count)], delta, ADD_OR_REMOVE_ONE)
-    (low, high), (low_add, high_add) = (bracket(noise, rate, count, delta, way) for way in ("remove", "add"))
+    (low, high), (low_add, high_add) = (
+        bracket(noise, rate, count, delta, way) for way in ("remove", "add")
+    )
     assert max(low, low_add) <= min(value, split.epsilon)
     assert value <= 1.01 * max(high, high_add)
 
@@ -226,8 +254,11 @@ def test_small_rates_lie_above_an_optimistic_and_close_to_a_pessimistic_estimate
 def test_small_uniform_rates_lie_above_an_attack_and_close_to_a_pessimistic_estimate(
     noise: float, rate: float, count: int, delta: float
 ) -> None:
-    value = epsilon(noise_multiplier=noise, sampling_rate=rate, steps=count, delta=delta, sampling="uniform")
-    attack, _ = bracket(noise / 2, rate, count, delta, "remove")  # all others equal the example's old value
+    value = epsilon(
+        noise_multiplier=noise, sampling_rate=rate, steps=count, delta=delta, sampling="uniform"
+    )
+    # all others equal the example's old value
+    attack, _ = bracket(noise / 2, rate, count, delta, "remove")
     low, high = bracket(noise / 2, rate, count, delta, "replace")
     split = split_epsilon([(ReleaseEvent("uniform", rate, noise), count)], delta, REPLACE_ONE)
     assert max(attack, low) <= min(value, split.epsilon)

@@ -1,4 +1,5 @@
-"""Laws of clipped sums, for both engines: exactness, padding, non-finite examples, sensitivity, augmented views."""
+"""Laws of clipped sums, for both engines: exactness, padding, non-finite examples, sensitivity,
+augmented views."""
 
 from __future__ import annotations
 
@@ -51,12 +52,20 @@ MODELS = {"stack": stack, "network": network, "explicit": Explicit}
 
 
 class Batch:
-    """Random parameters, inputs and targets of N nodes; about a quarter of the places are padding."""
+    """Random parameters, inputs and targets of N nodes; about a quarter of the places are
+    padding."""
 
-    def __init__(self, module: nn.Module, num_nodes: int, num_examples: int, views: int = 1) -> None:
+    def __init__(
+        self, module: nn.Module, num_nodes: int, num_examples: int, views: int = 1
+    ) -> None:
         generator = torch.Generator().manual_seed(7)
-        dim, shape = ParameterLayout.of(module).dim, (num_nodes, num_examples, *([views] if views > 1 else []), 1, 3, 4)
-        self.parameters_ND = torch.randn(num_nodes, dim, generator=generator, dtype=torch.float64) * 0.4
+        dim, shape = (
+            ParameterLayout.of(module).dim,
+            (num_nodes, num_examples, *([views] if views > 1 else []), 1, 3, 4),
+        )
+        self.parameters_ND = (
+            torch.randn(num_nodes, dim, generator=generator, dtype=torch.float64) * 0.4
+        )
         self.inputs = torch.randn(shape, generator=generator, dtype=torch.float64)
         self.targets = torch.randint(0, 4, (num_nodes, num_examples), generator=generator)
         self.present_NE = torch.rand(num_nodes, num_examples, generator=generator) < 0.75
@@ -66,7 +75,11 @@ class Batch:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "no closed form")
             return engine.clipped_sum(
-                fields["parameters_ND"], fields["inputs"], fields["targets"], fields["present_NE"], clip_norm
+                fields["parameters_ND"],
+                fields["inputs"],
+                fields["targets"],
+                fields["present_NE"],
+                clip_norm,
             )
 
 
@@ -86,7 +99,9 @@ def test_sums_equal_explicitly_clipped_gradients_of_present_examples(
     for node in range(num_nodes):
         here = batch.present_NE[node]
         inputs = batch.inputs[node][here] if views > 1 else batch.inputs[node][here][:, None]
-        rows = per_example_gradients(module, entropy, batch.parameters_ND[node], inputs, batch.targets[node][here])
+        rows = per_example_gradients(
+            module, entropy, batch.parameters_ND[node], inputs, batch.targets[node][here]
+        )
         torch.testing.assert_close(ours[node], clip_and_sum(rows, 0.5), rtol=1e-9, atol=1e-11)
 
 
@@ -96,7 +111,9 @@ def test_float32_is_exact_to_rounding(module: nn.Module) -> None:
     single = {"parameters_ND": batch.parameters_ND.float(), "inputs": batch.inputs.float()}
     ours = batch.sum(clipping_engine(module.float(), entropy), 0.5, **single)
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.norm()))
+    torch.testing.assert_close(
+        ours.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.norm())
+    )
 
 
 def test_the_linear_stack_engine_equals_the_layerwise_engine() -> None:
@@ -114,14 +131,20 @@ def test_a_huge_clip_norm_gives_the_plain_gradient_sum(module: nn.Module) -> Non
         layout.load(module, batch.parameters_ND[node])
         here = batch.present_NE[node]
         total = entropy(module(batch.inputs[node][here]), batch.targets[node][here]).sum()
-        plain = torch.cat([part.flatten() for part in torch.autograd.grad(total, list(module.parameters()))])
+        plain = torch.cat(
+            [part.flatten() for part in torch.autograd.grad(total, list(module.parameters()))]
+        )
         torch.testing.assert_close(ours[node], plain, rtol=1e-9, atol=1e-11)
 
 
 def test_empty_batches_give_zero(module: nn.Module) -> None:
     batch = Batch(module, 2, 4)
     engine = clipping_engine(module, entropy)
-    none = {"inputs": batch.inputs[:, :0], "targets": batch.targets[:, :0], "present_NE": batch.present_NE[:, :0]}
+    none = {
+        "inputs": batch.inputs[:, :0],
+        "targets": batch.targets[:, :0],
+        "present_NE": batch.present_NE[:, :0],
+    }
     for changes in (none, {"present_NE": torch.zeros(2, 4, dtype=torch.bool)}):
         assert torch.equal(batch.sum(engine, 1.0, **changes), torch.zeros_like(batch.parameters_ND))
 
@@ -132,7 +155,9 @@ def test_padding_may_hold_anything(module: nn.Module) -> None:
     inputs, targets = batch.inputs.clone(), batch.targets.clone()
     inputs[~batch.present_NE] = torch.nan
     targets[~batch.present_NE] = -7
-    assert torch.equal(batch.sum(engine, 0.5, inputs=inputs, targets=targets), batch.sum(engine, 0.5))
+    assert torch.equal(
+        batch.sum(engine, 0.5, inputs=inputs, targets=targets), batch.sum(engine, 0.5)
+    )
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e200])
@@ -148,14 +173,19 @@ def test_an_example_without_finite_gradient_counts_as_zero_and_touches_no_other(
     broken = batch.sum(engine, 0.5, inputs=inputs)
     assert broken.isfinite().all()
     if value != 1e200:  # a huge value may have a finite gradient behind a normalisation
-        torch.testing.assert_close(broken, batch.sum(engine, 0.5, present_NE=without), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            broken, batch.sum(engine, 0.5, present_NE=without), rtol=1e-12, atol=1e-14
+        )
 
 
 def test_a_target_that_is_not_finite_counts_as_zero() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 1)).double()
     batch = Batch(module, 1, 4)
     targets = torch.randn(1, 4, 1, dtype=torch.float64)
-    everyone, without = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[True, False, True, True]])
+    everyone, without = (
+        torch.ones(1, 4, dtype=torch.bool),
+        torch.tensor([[True, False, True, True]]),
+    )
     for build in (linear_stack, layerwise):
         engine = build(module, lambda outputs, targets: (outputs - targets).square().sum(dim=1))
         expected = batch.sum(engine, 0.5, targets=targets, present_NE=without)
@@ -179,7 +209,9 @@ def test_an_overflow_inside_the_model_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("views", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_example_moves_the_sum_by_at_most_the_clip_norm(module: nn.Module, dtype: torch.dtype, views: int) -> None:
+def test_one_example_moves_the_sum_by_at_most_the_clip_norm(
+    module: nn.Module, dtype: torch.dtype, views: int
+) -> None:
     module = module.to(dtype)
     batch = Batch(module, 2, 6, views)
     engine = clipping_engine(module, entropy, views)
@@ -203,14 +235,18 @@ def test_batches_of_other_sizes_use_the_same_engine(module: nn.Module) -> None:
     for run in (slice(0, 1), slice(1, 4), slice(4, 7)):
         parts += batch.sum(engine, 0.5, inputs=batch.inputs[:, run], targets=batch.targets[:, run],
                            present_NE=everyone[:, run])  # fmt: skip
-    torch.testing.assert_close(parts, batch.sum(engine, 0.5, present_NE=everyone), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        parts, batch.sum(engine, 0.5, present_NE=everyone), rtol=1e-10, atol=1e-12
+    )
 
 
 def test_identical_views_change_nothing(module: nn.Module) -> None:
     batch = Batch(module, 2, 5)
     doubled = batch.inputs[:, :, None].repeat(1, 1, 2, 1, 1, 1)
     ours = batch.sum(clipping_engine(module, entropy, views=2), 0.5, inputs=doubled)
-    torch.testing.assert_close(ours, batch.sum(clipping_engine(module, entropy), 0.5), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        ours, batch.sum(clipping_engine(module, entropy), 0.5), rtol=1e-10, atol=1e-12
+    )
 
 
 def test_the_module_and_the_arguments_are_left_alone(module: nn.Module) -> None:
@@ -242,15 +278,22 @@ def test_linear_stacks_are_recognised() -> None:
 
 
 def test_linear_stacks_with_frozen_in_place_or_sequence_parts_are_exact() -> None:
-    frozen = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.ReLU(inplace=True), nn.Linear(6, 5), nn.Linear(5, 4))
+    frozen = nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 6), nn.ReLU(inplace=True), nn.Linear(6, 5), nn.Linear(5, 4)
+    )
     frozen[1].requires_grad_(False)
     frozen[3].bias.requires_grad_(False)
     sequences = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-    for module, loss in ((frozen, entropy), (sequences, lambda outputs, targets: outputs.square().flatten(1).sum(1))):
+    for module, loss in (
+        (frozen, entropy),
+        (sequences, lambda outputs, targets: outputs.square().flatten(1).sum(1)),
+    ):
         module = module.double()
         batch = Batch(module, 2, 5)
         one, other = linear_stack(module, loss), layerwise(module, loss)
-        torch.testing.assert_close(batch.sum(one, 0.5), batch.sum(other, 0.5), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            batch.sum(one, 0.5), batch.sum(other, 0.5), rtol=1e-10, atol=1e-12
+        )
 
 
 def test_the_warning_comes_once_per_engine() -> None:
@@ -266,7 +309,9 @@ def test_the_warning_comes_once_per_engine() -> None:
 
 
 def test_dropout_follows_the_mode_of_the_module() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 4)).double()
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 4)
+    ).double()
     batch = Batch(module, 1, 6)
     with pytest.warns(UserWarning, match="Dropout"):
         engine = clipping_engine(module, entropy)
@@ -345,7 +390,11 @@ def test_layers_that_are_not_what_their_type_says_are_not_taken_for_a_stack(
     present = torch.ones(1, 5, dtype=torch.bool)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        total_D = clipping_engine(module, entropy).clipped_sum(models_1D, inputs, targets, present, 1e9)[0]
+        total_D = clipping_engine(module, entropy).clipped_sum(
+            models_1D, inputs, targets, present, 1e9
+        )[0]
     entropy(module(inputs[0]), targets[0]).sum().backward()
-    expected = [parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None]
+    expected = [
+        parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None
+    ]
     torch.testing.assert_close(total_D, torch.cat(expected))

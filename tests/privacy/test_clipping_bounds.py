@@ -26,7 +26,8 @@ class Difference(nn.Module):
 
 
 class Tied(nn.Module):
-    """Looks a row up and multiplies by the same weight: the two parts of its gradient cancel but for a small rest."""
+    """Looks a row up and multiplies by the same weight: the two parts of its gradient cancel but
+    for a small rest."""
 
     def __init__(self, offset: float) -> None:
         super().__init__()
@@ -46,7 +47,12 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def longest(
-    module: nn.Module, inputs: Tensor, targets: Tensor, clip: float, views: int = 1, most_rows: int | None = None
+    module: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    clip: float,
+    views: int = 1,
+    most_rows: int | None = None,
 ) -> float:
     """Return the largest norm of one example's clipped gradient, as a multiple of the clip norm."""
     engine, layout = clipping_engine(module, squared_error, views), ParameterLayout.of(module)
@@ -67,7 +73,9 @@ def longest(
 def test_terms_that_cancel_do_not_slip_through(offset: float, clip: float, most_rows: int) -> None:
     torch.manual_seed(0)
     inputs = offset * torch.randn(30, 1, 64).sign() + torch.randn(30, 2, 64)
-    assert longest(Difference(64), inputs, torch.zeros(30, 8), clip, most_rows=most_rows) <= 1 + SLACK
+    assert (
+        longest(Difference(64), inputs, torch.zeros(30, 8), clip, most_rows=most_rows) <= 1 + SLACK
+    )
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e2, 1e4, 1e6])

@@ -1,4 +1,5 @@
-"""Every layer's closed form equals per-example gradients from `torch.func`, clipped and summed in float64."""
+"""Every layer's closed form equals per-example gradients from `torch.func`, clipped and summed in
+float64."""
 
 from __future__ import annotations
 
@@ -12,14 +13,20 @@ from reference_clipping import clip_and_sum, layerwise, per_example_gradients, s
 from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy import terms
+from dpcsgp.privacy.clipping import ghost_norms
 from dpcsgp.privacy.clipping.layer_rules import RULES
 from dpcsgp.privacy.clipping.squares import squared_norms
 
 Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
 
 
-def check(module: nn.Module, shape: tuple[int, ...], views: int = 1, num_examples: int = 5, integers: int = 0) -> None:
+def check(
+    module: nn.Module,
+    shape: tuple[int, ...],
+    views: int = 1,
+    num_examples: int = 5,
+    integers: int = 0,
+) -> None:
     """Compare the engine with the reference on one node, in float64."""
     module = module.double()
     generator = torch.Generator().manual_seed(1)
@@ -38,7 +45,9 @@ def check(module: nn.Module, shape: tuple[int, ...], views: int = 1, num_example
         for clip in (0.1 * middle, middle, 1e9):  # all clipped, some clipped, none clipped
             ours = engine.clipped_sum(flat_D[None], given[None], targets[None], present, clip)[0]
             expected = clip_and_sum(gradients, clip)
-            torch.testing.assert_close(ours, expected, rtol=2e-6, atol=2e-7 * float(expected.norm()))
+            torch.testing.assert_close(
+                ours, expected, rtol=2e-6, atol=2e-7 * float(expected.norm())
+            )
 
 
 class Twice(nn.Module):
@@ -53,24 +62,45 @@ class Twice(nn.Module):
 
 
 LAYERS: dict[str, Case] = {
-    "linear": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3, bias=False)), (6,)),
+    "linear": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3, bias=False)),
+        (6,),
+    ),
     "linear on short sequences": (lambda: nn.Linear(6, 4), (3, 6)),
     "linear on long sequences": (lambda: nn.Linear(3, 2), (40, 3)),
     "linear on long sequences, wide": (lambda: nn.Linear(60, 50), (7, 3, 60)),
     "linear on grids": (lambda: nn.Linear(6, 4), (2, 3, 6)),
     "convolution": (lambda: nn.Conv2d(3, 4, 3, padding=1), (3, 5, 6)),
-    "convolution, strided": (lambda: nn.Conv2d(3, 4, (3, 2), stride=2, padding=(1, 0), bias=False), (3, 6, 7)),
-    "convolution, dilated and grouped": (lambda: nn.Conv2d(4, 6, 3, dilation=2, padding=2, groups=2), (4, 6, 5)),
+    "convolution, strided": (
+        lambda: nn.Conv2d(3, 4, (3, 2), stride=2, padding=(1, 0), bias=False),
+        (3, 6, 7),
+    ),
+    "convolution, dilated and grouped": (
+        lambda: nn.Conv2d(4, 6, 3, dilation=2, padding=2, groups=2),
+        (4, 6, 5),
+    ),
     "convolution, depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), (4, 5, 5)),
     "convolution, many channels": (lambda: nn.Conv2d(24, 32, 3, padding=1), (24, 3, 3)),
-    "convolution, many channels, strided": (lambda: nn.Conv2d(24, 32, 3, stride=2, padding=1), (24, 4, 4)),
-    "convolution, many channels, grouped": (lambda: nn.Conv2d(32, 48, 3, padding=1, groups=2), (32, 3, 4)),
+    "convolution, many channels, strided": (
+        lambda: nn.Conv2d(24, 32, 3, stride=2, padding=1),
+        (24, 4, 4),
+    ),
+    "convolution, many channels, grouped": (
+        lambda: nn.Conv2d(32, 48, 3, padding=1, groups=2),
+        (32, 3, 4),
+    ),
     "convolution, same": (lambda: nn.Conv2d(3, 4, 4, padding="same", dilation=(1, 2)), (3, 7, 8)),
     "convolution, valid": (lambda: nn.Conv2d(3, 4, 2, padding="valid"), (3, 4, 4)),
-    "convolution, circular": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (3, 4, 5)),
+    "convolution, circular": (
+        lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"),
+        (3, 4, 5),
+    ),
     "convolution 1d": (lambda: nn.Conv1d(3, 4, 3, stride=2, padding=2, dilation=2), (3, 11)),
     "convolution 1d, same": (lambda: nn.Conv1d(4, 6, 4, padding="same", groups=2), (4, 9)),
-    "convolution 1d, reflect": (lambda: nn.Conv1d(3, 4, 3, padding=2, padding_mode="reflect"), (3, 6)),
+    "convolution 1d, reflect": (
+        lambda: nn.Conv1d(3, 4, 3, padding=2, padding_mode="reflect"),
+        (3, 6),
+    ),
     "convolution 1d, many channels": (lambda: nn.Conv1d(40, 50, 3, padding=1), (40, 5)),
     "group norm": (lambda: nn.GroupNorm(2, 6), (6, 3, 4)),
     "group norm on vectors": (lambda: nn.GroupNorm(2, 6), (6,)),
@@ -111,24 +141,30 @@ def test_an_embedding_is_exact_with_repeated_words(padding: int | None, views: i
 @pytest.mark.parametrize("length", [0, 1, 4097, 3_000_000])
 def test_norms_of_long_rows_are_accurate(length: int) -> None:
     rows = torch.rand(2, length, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(squared_norms(rows), rows.double().square().sum(dim=1), rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(
+        squared_norms(rows), rows.double().square().sum(dim=1), rtol=1e-12, atol=0.0
+    )
 
 
 LARGE = [name for name in LAYERS if "large" in name or "many" in name or "long" in name]
 
 
 @pytest.mark.parametrize("name", [*LARGE, "bare parameter", "attention"])
-def test_working_on_a_few_examples_at_a_time_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_on_a_few_examples_at_a_time_changes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build, shape = LAYERS[name] if name in LAYERS else FALLBACK[name][:2]
     torch.manual_seed(0)
-    monkeypatch.setattr(terms, "SCRATCH_FLOATS", 1)
+    monkeypatch.setattr(ghost_norms, "SCRATCH_FLOATS", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(build(), shape)
 
 
 def test_every_rule_is_tested() -> None:
-    tested = {type(layer) for build, _ in LAYERS.values() for layer in build().modules()} | {nn.Embedding}
+    tested = {type(layer) for build, _ in LAYERS.values() for layer in build().modules()} | {
+        nn.Embedding
+    }
     assert set(RULES) <= tested
 
 
@@ -145,7 +181,8 @@ class TiedLinears(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The output layer is tied to the embedding, or is the embedding's weight used past its layer."""
+    """The output layer is tied to the embedding, or is the embedding's weight used past its
+    layer."""
 
     def __init__(self, through_layer: bool) -> None:
         super().__init__()
@@ -219,9 +256,21 @@ class Attention(nn.Module):
 
 FALLBACK: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "bare parameter": (Scaled, (4,), "gain in the model itself"),
-    "unknown layer": (lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2)), (4,), r"1 \(PReLU\)"),
-    "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 3)), (2, 4, 4), "ConvTranspose2d"),
-    "weight normalisation": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (4,), "weight"),
+    "unknown layer": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2)),
+        (4,),
+        r"1 \(PReLU\)",
+    ),
+    "transposed convolution": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 3)),
+        (2, 4, 4),
+        "ConvTranspose2d",
+    ),
+    "weight normalisation": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+        (4,),
+        "weight",
+    ),
     "attention": (Attention, (3, 4), "attend"),
 }
 
@@ -263,7 +312,9 @@ def test_in_place_operations_do_not_falsify_gradients(views: int) -> None:
 
 
 def test_frozen_parameters_stay_out_of_the_vector() -> None:
-    module = nn.Sequential(nn.Conv1d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(12, 2), nn.Linear(2, 2))
+    module = nn.Sequential(
+        nn.Conv1d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(12, 2), nn.Linear(2, 2)
+    )
     module[0].requires_grad_(False)
     module[3].weight.requires_grad_(False)
     module[4].bias.requires_grad_(False)

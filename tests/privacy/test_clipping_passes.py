@@ -1,4 +1,5 @@
-"""Clipped sums in passes: every present example counts, chunks are alike, and the caller's settings do not reach in."""
+"""Clipped sums in passes: every present example counts, chunks are alike, and the caller's settings
+do not reach in."""
 
 from __future__ import annotations
 
@@ -17,9 +18,12 @@ from dpcsgp.privacy.passes import PassShape
 
 
 @pytest.mark.parametrize("module", [stack(), network(), Explicit()], ids=list(MODELS))
-@pytest.mark.parametrize("shape", [PassShape(16, 1), PassShape(16, 3), PassShape(48, 4), PassShape(96, 7)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [PassShape(16, 1), PassShape(16, 3), PassShape(48, 4), PassShape(96, 7)], ids=str
+)
 def test_chunks_and_passes_add_up(module: nn.Module, shape: PassShape) -> None:
-    """Whatever the shape of the passes, all present examples are summed; several passes in double precision."""
+    """Whatever the shape of the passes, all present examples are summed; several passes in double
+    precision."""
     torch.manual_seed(0)
     models_ND = 0.4 * torch.randn(2, ParameterLayout.of(module).dim)
     inputs, targets = torch.randn(2, 600, 1, 3, 4), torch.randint(4, (2, 600))
@@ -32,9 +36,15 @@ def test_chunks_and_passes_add_up(module: nn.Module, shape: PassShape) -> None:
     assert shape.places >= 600 or total.dtype is torch.float64
     for node in range(2):
         gradients = per_example_gradients(
-            module, entropy, models_ND[node], inputs[node][present[node], None], targets[node][present[node]]
+            module,
+            entropy,
+            models_ND[node],
+            inputs[node][present[node], None],
+            targets[node][present[node]],
         )
-        torch.testing.assert_close(total[node].double(), clip_and_sum(gradients.double(), 0.3), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            total[node].double(), clip_and_sum(gradients.double(), 0.3), rtol=1e-3, atol=1e-4
+        )
 
 
 def test_a_clip_norm_below_float32s_reach_is_refused() -> None:
@@ -61,14 +71,18 @@ class Watcher(nn.Module):
 
 @pytest.mark.parametrize("most_rows", [1, 16, 64])
 def test_every_chunk_has_the_same_rows_and_lies_in_memory_alike(most_rows: int) -> None:
-    """Kernels are chosen by shape and round by alignment: neither may follow from how many were drawn."""
+    """Kernels are chosen by shape and round by alignment: neither may follow from how many were
+    drawn."""
     module = Watcher()
     engine = layerwise(module, lambda out, t: out.sum(1), most_rows=most_rows)
     for size in (1, 5, 63, 64, 65, 100):
         present = torch.ones(1, size, dtype=torch.bool)
         for shape in (PassShape(64), PassShape(48, 3)):
-            engine.clipped_sum(torch.ones(1, 8), torch.randn(1, size, 3), torch.zeros(1, size), present, 1.0, shape)
-    chunks = [seen for seen in module.seen if seen[0] not in (2, 3)]  # these are the public zeros of the plan
+            engine.clipped_sum(
+                torch.ones(1, 8), torch.randn(1, size, 3), torch.zeros(1, size), present, 1.0, shape
+            )
+    # these are the public zeros of the plan
+    chunks = [seen for seen in module.seen if seen[0] not in (2, 3)]
     assert set(chunks) == {(most_rows, 0)}
 
 
@@ -90,7 +104,11 @@ def test_a_layers_input_that_is_overwritten_is_refused_or_exact() -> None:
     """Recorded inputs are read after the forward pass: zeros would pass for short gradients."""
     torch.manual_seed(0)
     module = Overwrites()
-    models, inputs, targets = torch.randn(1, 52), 9 * torch.randn(1, 5, 1, 3, 4), torch.randint(4, (1, 5))
+    models, inputs, targets = (
+        torch.randn(1, 52),
+        9 * torch.randn(1, 5, 1, 3, 4),
+        torch.randint(4, (1, 5)),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         engine = clipping_engine(module, entropy)
@@ -98,11 +116,16 @@ def test_a_layers_input_that_is_overwritten_is_refused_or_exact() -> None:
             engine.clipped_sum(models, inputs, targets, torch.ones(1, 5, dtype=torch.bool), 1.0)
 
 
-@pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(1, 3)), Watcher()], ids=["stack", "layerwise"])
+@pytest.mark.parametrize(
+    "module", [nn.Sequential(nn.Linear(1, 3)), Watcher()], ids=["stack", "layerwise"]
+)
 def test_flushed_denormals_of_the_caller_change_nothing(module: nn.Module) -> None:
     """Other threads do not flush: norms and sums would differ between them."""
     width = 1 if isinstance(module, nn.Sequential) else 3
-    engine, dim = clipping_engine(module, lambda out, t: 1e-25 * out.sum(1)), ParameterLayout.of(module).dim
+    engine, dim = (
+        clipping_engine(module, lambda out, t: 1e-25 * out.sum(1)),
+        ParameterLayout.of(module).dim,
+    )
     sums = []
     for flushed in (False, True):
         torch.set_flush_denormal(flushed)
@@ -110,7 +133,11 @@ def test_flushed_denormals_of_the_caller_change_nothing(module: nn.Module) -> No
             present = torch.ones(1, 7, dtype=torch.bool)
             sums.append(
                 engine.clipped_sum(
-                    torch.ones(1, dim), torch.full((1, 7, width), 1e-18), torch.zeros(1, 7), present, 1.0
+                    torch.ones(1, dim),
+                    torch.full((1, 7, width), 1e-18),
+                    torch.zeros(1, 7),
+                    present,
+                    1.0,
                 )
             )
         finally:

@@ -1,4 +1,5 @@
-"""Terms: factors, norms and weighted sums of one parameter's per-example gradients, and when rounding allows ghost sums."""
+"""Terms: factors, norms and weighted sums of one parameter's per-example gradients, and when
+rounding allows ghost sums."""
 
 from __future__ import annotations
 
@@ -38,9 +39,13 @@ def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def convolution(examples: int, channels: int, side: int, groups: int = 1, dtype: torch.dtype = torch.float64) -> Term:
+def convolution(
+    examples: int, channels: int, side: int, groups: int = 1, dtype: torch.dtype = torch.float64
+) -> Term:
     layer = nn.Conv2d(channels, channels, 3, padding=1, groups=groups, dtype=dtype)
-    inputs, delta = (normal(examples, channels, side, side, dtype=dtype, seed=seed) for seed in (1, 2))
+    inputs, delta = (
+        normal(examples, channels, side, side, dtype=dtype, seed=seed) for seed in (1, 2)
+    )
     return kernel_term(layer, inputs, delta, examples)
 
 
@@ -54,8 +59,12 @@ TERMS: dict[str, Term] = {
     "outer, Gram": OuterTerm(normal(5, 3, 40), normal(5, 3, 30)),
     "outer, explicit": OuterTerm(normal(5, 60, 4), normal(5, 60, 3)),
     "lookup": lookup(),
-    "lookup and outer": merge([lookup(), OuterTerm(normal(5, 2, 3, seed=5), normal(5, 2, 6, seed=6))], 5, 18),
-    "two uses": merge([OuterTerm(normal(5, 2, 8, seed=n), normal(5, 2, 9, seed=7 + n)) for n in range(2)], 5, 72),
+    "lookup and outer": merge(
+        [lookup(), OuterTerm(normal(5, 2, 3, seed=5), normal(5, 2, 6, seed=6))], 5, 18
+    ),
+    "two uses": merge(
+        [OuterTerm(normal(5, 2, 8, seed=n), normal(5, 2, 9, seed=7 + n)) for n in range(2)], 5, 72
+    ),
     "convolution": convolution(5, 4, 5),
     "convolution, groups": convolution(5, 4, 3, groups=2),
     "convolution, many channels": convolution(5, 64, 3),
@@ -69,7 +78,9 @@ def test_norms_and_sums_are_those_of_the_gradients(name: str) -> None:
     whole = term.explicit(slice(None)).clone()
     factors = torch.tensor([1.0, 0.5, 0.0, 0.25, 2.0], dtype=torch.float64)
     for form in (term, term.settled()):
-        torch.testing.assert_close(form.norm_squared(), whole.square().sum(dim=1), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            form.norm_squared(), whole.square().sum(dim=1), rtol=1e-9, atol=1e-12
+        )
         torch.testing.assert_close(form.explicit(slice(1, 3)), whole[1:3])
         torch.testing.assert_close(form.weighted_sum(factors), factors @ whole)
 
@@ -81,15 +92,15 @@ def test_uses_of_one_parameter_are_measured_together() -> None:
 
 @pytest.mark.parametrize("offset", [1e2, 1e4])
 def test_norms_of_positions_that_cancel_are_accurate(offset: float) -> None:
-    """Two positions with nearly the same inputs and opposite output gradients: little is left, and is measured."""
+    """Two positions with nearly the same inputs and opposite output gradients: little is left, and
+    is measured."""
     base = offset * normal(5, 1, 64, dtype=torch.float32).sign()
     inputs = base + normal(5, 2, 64, dtype=torch.float32, seed=1)
     delta = normal(5, 1, 32, dtype=torch.float32, seed=2) * torch.tensor([1.0, -1.0])[:, None]
     exact = (delta.double().mT @ inputs.double()).flatten(1).square().sum(dim=1)
     torch.testing.assert_close(OuterTerm(inputs, delta).norm_squared(), exact, rtol=1e-5, atol=0.0)
-    images = (
-        inputs.view(5, 2, 64, 1).transpose(1, 2).contiguous()
-    )  # the positions side by side, as a convolution of width 1
+    # the positions side by side, as a convolution of width 1
+    images = inputs.view(5, 2, 64, 1).transpose(1, 2).contiguous()
     layer = nn.Conv2d(64, 32, 1)
     term = kernel_term(layer, images, delta.view(5, 2, 32, 1).transpose(1, 2).contiguous(), 5)
     torch.testing.assert_close(term.norm_squared(), exact, rtol=1e-5, atol=0.0)
@@ -98,7 +109,8 @@ def test_norms_of_positions_that_cancel_are_accurate(offset: float) -> None:
 @pytest.mark.parametrize("positions", [1, 2, 4, 9, 100, 10_000])
 @pytest.mark.parametrize("rows", [1, 2, 4, 16, 64])
 def test_ghost_sums_round_within_the_stated_slack(rows: int, positions: int) -> None:
-    """Examples and positions in one float32 sum are off by 2^-24 per term, of sizes up to clip_norm / MARGIN an example."""
+    """Examples and positions in one float32 sum are off by 2^-24 per term, of sizes up to clip_norm
+    / MARGIN an example."""
     if may_sum_positions(rows, positions) and min(rows, positions) > 1:
         assert 4 * UNIT * (rows * positions) * rows / MARGIN <= SUM_SLACK - pass_slack(64, 4)
 
@@ -114,13 +126,22 @@ def test_gradients_are_formed_where_rounding_forbids_ghost_sums(rows: int) -> No
 
 
 def test_ghost_terms_state_the_sizes_of_all_that_they_sum() -> None:
-    """The margin is a share of |inputs| |output gradients|, of all patches where a pixel is in several."""
-    inputs, delta = normal(3, 5, 7, dtype=torch.float32), normal(3, 5, 6, dtype=torch.float32, seed=1)
+    """The margin is a share of |inputs| |output gradients|, of all patches where a pixel is in
+    several."""
+    inputs, delta = (
+        normal(3, 5, 7, dtype=torch.float32),
+        normal(3, 5, 6, dtype=torch.float32, seed=1),
+    )
     sizes = inputs.double().flatten(1).norm(dim=1) * delta.double().flatten(1).norm(dim=1)
     loose = torch.as_tensor(OuterTerm(inputs, delta).loose_squared())
     assert bool((loose.sqrt() >= (1 - 1e-12) * MARGIN * sizes).all())
     layer = nn.Conv2d(2, 4, 3)
-    images, outputs = normal(3, 2, 6, 6, dtype=torch.float32), normal(3, 4, 4, 4, dtype=torch.float32, seed=1)
-    patches = F.unfold(images.double(), 3).flatten(1).norm(dim=1) * outputs.double().flatten(1).norm(dim=1)
+    images, outputs = (
+        normal(3, 2, 6, 6, dtype=torch.float32),
+        normal(3, 4, 4, 4, dtype=torch.float32, seed=1),
+    )
+    patches = F.unfold(images.double(), 3).flatten(1).norm(dim=1) * outputs.double().flatten(
+        1
+    ).norm(dim=1)
     loose = torch.as_tensor(kernel_term(layer, images, outputs, 3).loose_squared())
     assert bool((loose.sqrt() >= (1 - 1e-12) * MARGIN * patches).all())

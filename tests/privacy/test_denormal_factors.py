@@ -1,4 +1,5 @@
-"""One example adds at most clip_norm, also where its clip factor or what it multiplies is below 2^-126."""
+"""One example adds at most clip_norm, also where its clip factor or what it multiplies is below
+2^-126."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def _length(module: nn.Module, row: Tensor, clip: float) -> float:
     inputs[0, 0], present[0, 0] = row, True
     engine = clipping_engine(module, lambda outputs, targets: (outputs[:, 0] - targets).square())
     model_1D = ParameterLayout.of(module).flatten(module)[None]
-    total_1D = engine.clipped_sum(model_1D, inputs, torch.zeros(1, 16), present, clip, PassShape(16))
+    total_1D = engine.clipped_sum(
+        model_1D, inputs, torch.zeros(1, 16), present, clip, PassShape(16)
+    )
     return float(total_1D.double().norm()) / clip
 
 

@@ -1,4 +1,5 @@
-"""The check before the first release finds every difference, also one that the loss or the public rows would hide."""
+"""The check before the first release finds every difference, also one that the loss or the public
+rows would hide."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from dpcsgp.privacy.row_checks import engine_with_equal_rows
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def _checked(module: nn.Module, loss: Loss, inputs: Tensor, nodes: int, batch: int) -> tuple[CheckedEngine, bool]:
+def _checked(
+    module: nn.Module, loss: Loss, inputs: Tensor, nodes: int, batch: int
+) -> tuple[CheckedEngine, bool]:
     mechanism = GaussianMechanism(1.0, (1.0,) * nodes, (batch,) * nodes, (1000,) * nodes)
 
     def by_shape(fixed: bool) -> dict[PassShape, int]:
@@ -25,7 +28,9 @@ def _checked(module: nn.Module, loss: Loss, inputs: Tensor, nodes: int, batch: i
         return {shape: len(rows) for shape, rows in groups.items()}
 
     model_D = ParameterLayout.of(module).flatten(module)
-    return engine_with_equal_rows(clipping_engine(module, loss), model_D, (inputs, torch.randn(64)), by_shape)
+    return engine_with_equal_rows(
+        clipping_engine(module, loss), model_D, (inputs, torch.randn(64)), by_shape
+    )
 
 
 def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -62,7 +67,9 @@ def test_one_missing_value_in_the_test_data_hides_no_difference() -> None:
 
 def test_many_parameters_without_closed_form_can_be_checked() -> None:
     torch.manual_seed(0)
-    module = nn.Sequential(nn.ConvTranspose1d(64, 512, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(512, 1))
+    module = nn.Sequential(
+        nn.ConvTranspose1d(64, 512, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(512, 1)
+    )
     _checked(module, _squared, torch.randn(64, 64, 5), 1, 32)
 
 
@@ -97,7 +104,8 @@ def test_a_branch_at_a_middling_size_is_found() -> None:
 
 
 def test_a_parity_of_the_companions_is_found() -> None:
-    """One set of other companions leaves a parity as it was half of the time; several hardly ever do."""
+    """One set of other companions leaves a parity as it was half of the time; several hardly ever
+    do."""
 
     class Parity(nn.Module):
         def __init__(self, column: int) -> None:
@@ -106,10 +114,13 @@ def test_a_parity_of_the_companions_is_found() -> None:
 
         def forward(self, rows: Tensor) -> Tensor:
             value = rows[:, self.column % 8].abs()
-            odd = ((value > 0.5 + 0.02 * self.column) & (value < 0.7 + 0.02 * self.column)).sum() % 2
+            odd = (
+                (value > 0.5 + 0.02 * self.column) & (value < 0.7 + 0.02 * self.column)
+            ).sum() % 2
             return self.linear(rows) * (1 + 2.0**-20 * odd)
 
     torch.manual_seed(0)
     inputs = torch.randn(64, 8)
     for column in range(24):
-        assert _checked(Parity(column), _squared, inputs, 1, 64)[0].slower() is None  # one row at a time
+        # one row at a time
+        assert _checked(Parity(column), _squared, inputs, 1, 64)[0].slower() is None

@@ -1,4 +1,5 @@
-"""A row that model or loss refuse, or whose gradient is beyond float32, leaves no trace but its absence."""
+"""A row that model or loss refuse, or whose gradient is beyond float32, leaves no trace but its
+absence."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def trace(
     rows: Rows,
     capfd: pytest.CaptureFixture[str],
 ) -> Trace:
-    """Train with fresh noise and the whole batch; return all that can be seen of it. Text files differ in digits of times."""
+    """Train with fresh noise and the whole batch; return all that can be seen of it. Text files
+    differ in digits of times."""
     settings = {
         "algorithm.name": "dp-sgd", "algorithm.steps": STEPS, "privacy.expected_batch_size": len(rows[0]),
         "run.checkpoint_every": 1,
@@ -86,12 +88,21 @@ def trace(
     captured = capfd.readouterr()
     files = [path for path in out.rglob("*") if path.is_file()]
     sizes = {
-        str(path.relative_to(out)): None if path.suffix in (".json", ".jsonl", ".csv", ".toml") else path.stat().st_size
+        str(path.relative_to(out)): None
+        if path.suffix in (".json", ".jsonl", ".csv", ".toml")
+        else path.stat().st_size
         for path in files
     }
     lines = len((out / "ledger" / "node-0000.jsonl").read_text().splitlines())
     told = [str(warning.message) for warning in caught]
-    return Trace(captured.out + captured.err, told, len(records), sizes, lines, result.summary["stopped_because"])
+    return Trace(
+        captured.out + captured.err,
+        told,
+        len(records),
+        sizes,
+        lines,
+        result.summary["stopped_because"],
+    )
 
 
 def with_input(value: float) -> Rows:
@@ -106,15 +117,21 @@ def with_target(value: float) -> Rows:
     return inputs, targets
 
 
-POISONED = [(with_input, value) for value in HOSTILE] + [(with_target, value) for value in (7.0, -1.0, math.nan)]
+POISONED = [(with_input, value) for value in HOSTILE] + [
+    (with_target, value) for value in (7.0, -1.0, math.nan)
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("poisoned", "value"), POISONED)
 def test_a_row_that_the_loss_refuses_leaves_no_trace(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], poisoned: Callable[[float], Rows], value: float
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    poisoned: Callable[[float], Rows],
+    value: float,
 ) -> None:
-    """Output, warnings, log records, files and their sizes, and the end of the run are those without the row."""
+    """Output, warnings, log records, files and their sizes, and the end of the run are those
+    without the row."""
     found = trace(tmp_path / "with", model(), refusing, poisoned(value), capfd)
     assert found == trace(tmp_path / "without", model(), refusing, plain_rows(50), capfd)
     assert found.stopped == "completed" and found.ledger == 1 + STEPS
@@ -124,7 +141,10 @@ def test_a_row_that_the_loss_refuses_leaves_no_trace(
 @pytest.mark.parametrize("value", HOSTILE[:3])
 def test_the_other_rows_contribute_the_same_bits(value: float, place: int) -> None:
     module = model()
-    engine, flat_1D = clipping_engine(module, refusing), ParameterLayout.of(module).flatten(module)[None]
+    engine, flat_1D = (
+        clipping_engine(module, refusing),
+        ParameterLayout.of(module).flatten(module)[None],
+    )
     inputs, targets = plain_rows(50)
     inputs[place] = value
     others = [other for other in range(50) if other != place]
@@ -132,7 +152,9 @@ def test_the_other_rows_contribute_the_same_bits(value: float, place: int) -> No
     def total(members: list[int]) -> Tensor:
         present = torch.zeros(1, 50, dtype=torch.bool)
         present[0, members] = True
-        return engine.clipped_sum(flat_1D, inputs[None].clone(), targets[None].clone(), present, 0.1)[0].double()
+        return engine.clipped_sum(
+            flat_1D, inputs[None].clone(), targets[None].clone(), present, 0.1
+        )[0].double()
 
     for other in others[::7]:
         assert torch.equal(total([other, place]), total([other]))
@@ -166,7 +188,9 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-def test_a_loss_that_raises_on_one_value_leaves_no_trace(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_that_raises_on_one_value_leaves_no_trace(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     found = trace(tmp_path / "with", model(), unlucky, with_target(0.125), capfd)
     assert found == trace(tmp_path / "without", model(), unlucky, plain_rows(50), capfd)
 
@@ -183,8 +207,11 @@ def test_a_model_that_raises_on_every_row_but_not_on_blank_ones_completes(
 
 
 @pytest.mark.parametrize("count", [50, 64])
-def test_a_model_that_raises_on_blank_rows_is_refused_before_anything_is_spent(tmp_path: Path, count: int) -> None:
-    """Also where the batch fills a pass, so that no blank row would be needed until a row raises."""
+def test_a_model_that_raises_on_blank_rows_is_refused_before_anything_is_spent(
+    tmp_path: Path, count: int
+) -> None:
+    """Also where the batch fills a pass, so that no blank row would be needed until a row
+    raises."""
     with pytest.raises(ModelError, match="model and loss fail on"):
         trained_gradient(tmp_path / "run", Picky(0.1, blank=False), squared, plain_rows(count))
     assert not list(tmp_path.rglob("*.jsonl"))
@@ -200,16 +227,20 @@ def faint(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [10, pytest.param(100, marks=pytest.mark.stress)])
-def test_a_huge_row_with_a_faint_gradient_is_not_found_in_a_trained_model(tmp_path: Path, runs: int) -> None:
+def test_a_huge_row_with_a_faint_gradient_is_not_found_in_a_trained_model(
+    tmp_path: Path, runs: int
+) -> None:
     torch.manual_seed(0)
     module, clip = nn.Sequential(nn.Linear(1, 1000, bias=False)), 1e-4
     nn.init.uniform_(module[0].weight, 0.1, 1.0)  # type: ignore[arg-type]
-    threshold = 22 * clip * math.sqrt(1000)  # three standard deviations of the noise, along the row's gradient
+    # three standard deviations of the noise, along the row's gradient
+    threshold = 22 * clip * math.sqrt(1000)
 
     def guesses(value: float) -> int:
         rows = torch.tensor([[0.0], [value]]), torch.zeros(2)
         return sum(
-            float(trained_gradient(tmp_path / f"{value}-{run}", module, faint, rows, clip).sum()) > threshold
+            float(trained_gradient(tmp_path / f"{value}-{run}", module, faint, rows, clip).sum())
+            > threshold
             for run in range(runs)
         )
 
@@ -227,7 +258,10 @@ def noisy(batch: int, total: int) -> GaussianMechanism:
 def released_numbers(rows: Rows, mechanism: GaussianMechanism, random: PrivateRandomness) -> Tensor:
     """Return one release (D,) as it enters the method."""
     module = nn.Sequential(nn.Linear(300, 100), nn.Tanh(), nn.Linear(100, 1))
-    engine, flat_1D = clipping_engine(module, refusing), ParameterLayout.of(module).flatten(module)[None]
+    engine, flat_1D = (
+        clipping_engine(module, refusing),
+        ParameterLayout.of(module).flatten(module)[None],
+    )
 
     def clipped_sum(indices_1E: Tensor, present_1E: Tensor) -> Tensor:
         inputs, targets = (part[indices_1E] for part in rows)
@@ -246,7 +280,8 @@ def neighbours(values_D: Tensor, reach: int = 2) -> Iterator[Tensor]:
 
 
 def not_a_float32_quotient(released_D: Tensor, divisor: int) -> int:
-    """Count the numbers that no float32 number, divided by the public constant in float32, rounds to."""
+    """Count the numbers that no float32 number, divided by the public constant in float32, rounds
+    to."""
     possible_D = torch.zeros_like(released_D, dtype=torch.bool)
     for candidate_D in neighbours((released_D.double() * divisor).float()):
         possible_D |= candidate_D / divisor == released_D
@@ -264,16 +299,20 @@ def test_the_numbers_of_a_release_do_not_tell_that_a_row_raised() -> None:
     poisoned = inputs.clone()
     poisoned[7] = math.nan
     releases = [
-        released_numbers((rows, targets), noisy(50, 50), PrivateRandomness.fresh([0])) for rows in (poisoned, inputs)
+        released_numbers((rows, targets), noisy(50, 50), PrivateRandomness.fresh([0]))
+        for rows in (poisoned, inputs)
     ]
     assert len({not_a_float32_quotient(released_D, 50) > 0 for released_D in releases}) == 1
 
 
 def test_the_numbers_of_a_release_do_not_tell_how_many_rows_were_drawn() -> None:
-    """17 rows, 16 places: a second pass is made only if all rows are drawn, in 0.3 % of the steps; without one, never."""
+    """17 rows, 16 places: a second pass is made only if all rows are drawn, in 0.3 % of the steps;
+    without one, never."""
     mechanism = noisy(12, 17)
     assert mechanism.shapes[0].places == 16
     keys = [PrivateRandomness.seeded(seed, [0]) for seed in range(3000)]
     drawn = [int(mechanism.draw(0, key, [True])[1].sum()) for key in keys]
-    releases = [released_numbers(wide_rows(17), mechanism, keys[drawn.index(count)]) for count in (17, 16)]
+    releases = [
+        released_numbers(wide_rows(17), mechanism, keys[drawn.index(count)]) for count in (17, 16)
+    ]
     assert len({not_a_float32_quotient(released_D, 12) > 0 for released_D in releases}) == 1

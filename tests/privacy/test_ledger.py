@@ -71,7 +71,9 @@ def test_only_public_constants_are_written(tmp_path: Path) -> None:
     assert [record["prev"] for record in records[1:]] == [record["sum"] for record in records[:-1]]
 
 
-def test_record_returns_after_the_disk_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_returns_after_the_disk_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[bytes] = []
     real = os.fsync
 
@@ -167,7 +169,9 @@ def test_a_flipped_bit_before_the_last_record_is_refused(tmp_path: Path, bit: in
 
 
 @pytest.mark.parametrize("bit", [0, 3, 6])
-def test_a_flipped_bit_in_the_last_record_never_shortens_the_ledger(tmp_path: Path, bit: int) -> None:
+def test_a_flipped_bit_in_the_last_record_never_shortens_the_ledger(
+    tmp_path: Path, bit: int
+) -> None:
     path = written(tmp_path / "a.jsonl")
     body = path.read_bytes()
     for place in range(body[:-1].rindex(b"\n"), len(body)):
@@ -177,7 +181,15 @@ def test_a_flipped_bit_in_the_last_record_never_shortens_the_ledger(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "order", [[0, 2, 3, 4], [0, 1, 3, 4], [0, 2, 1, 3, 4], [0, 1, 1, 2, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3, 0, 4]]
+    "order",
+    [
+        [0, 2, 3, 4],
+        [0, 1, 3, 4],
+        [0, 2, 1, 3, 4],
+        [0, 1, 1, 2, 3, 4],
+        [1, 2, 3, 4],
+        [0, 1, 2, 3, 0, 4],
+    ],
 )
 def test_dropped_moved_or_doubled_lines_are_refused(tmp_path: Path, order: list[int]) -> None:
     path = written(tmp_path / "a.jsonl", releases=4)
@@ -196,7 +208,9 @@ def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
         read_ledger(tmp_path / "a.jsonl")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_mutated_ledgers_are_refused_or_count_every_release_before_the_damage(
     tmp_path: Path, data: st.DataObject
@@ -264,7 +278,10 @@ def test_a_full_disk_is_reported_and_leaves_the_ledger_whole(tmp_path: Path) -> 
     path = written(tmp_path / "a.jsonl")
     before = path.read_bytes()
     ledger = Ledger.open(path)
-    with largest_file(len(before) + 100), pytest.raises(LedgerError, match=r"cannot write ledger.*free space"):
+    with (
+        largest_file(len(before) + 100),
+        pytest.raises(LedgerError, match=r"cannot write ledger.*free space"),
+    ):
         ledger.record(3, 1, EVENT)
     assert path.read_bytes() == before
     with pytest.raises(LedgerError, match="open it again"):
@@ -284,7 +301,9 @@ def test_a_full_disk_keeps_a_torn_ledger_as_it_is(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "a.lock"]
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may write anywhere")
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="the superuser may write anywhere"
+)
 def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / "ledger"
     folder.mkdir(mode=0o500)
@@ -315,7 +334,9 @@ for step in range(10**6):
 def test_a_killed_process_leaves_no_release_unrecorded(tmp_path: Path) -> None:
     seen = 0
     for kill in range(4):
-        child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
         assert child.stdout is not None
         for _ in range(5 + 13 * kill):
             child.stdout.readline()
@@ -334,7 +355,12 @@ def test_a_killed_process_leaves_no_release_unrecorded(tmp_path: Path) -> None:
 
 def test_a_book_records_only_the_nodes_that_release(tmp_path: Path) -> None:
     book = LedgerBook(
-        tmp_path, [4, 7, 9], "9f3c", config="c0ffee", deltas=[1e-4, 1e-5, 1e-6], events=[EVENT, EVENT, OTHER]
+        tmp_path,
+        [4, 7, 9],
+        "9f3c",
+        config="c0ffee",
+        deltas=[1e-4, 1e-5, 1e-6],
+        events=[EVENT, EVENT, OTHER],
     )
     assert book.next_attempt() == 0
     book.record(0, 0, {4: EVENT, 9: OTHER})

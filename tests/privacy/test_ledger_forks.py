@@ -58,7 +58,10 @@ def torn(folder: Path, num_bytes: int = 9) -> Path:
 
 def counted(*folders: Path) -> int:
     """Return what the ledgers add up to, after checking that their order does not matter."""
-    totals = {sum(ledger.count for ledger in read_ledgers(order)) for order in itertools.permutations(folders)}
+    totals = {
+        sum(ledger.count for ledger in read_ledgers(order))
+        for order in itertools.permutations(folders)
+    }
     assert len(totals) == 1
     return totals.pop()
 

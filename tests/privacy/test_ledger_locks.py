@@ -25,7 +25,9 @@ def replace_by_a_copy(path: Path) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_an_open_ledger_is_locked_even_if_its_file_is_replaced(tmp_path: Path, replaced: bool) -> None:
+def test_an_open_ledger_is_locked_even_if_its_file_is_replaced(
+    tmp_path: Path, replaced: bool
+) -> None:
     path = tmp_path / "node-0000.jsonl"
     with Ledger.create(path, LedgerHeader("run", 0)):
         if replaced:
@@ -67,12 +69,18 @@ class LedgerBookFolder:
 def test_programs_that_lock_the_file_itself_are_kept_out(tmp_path: Path) -> None:
     """As older releases do."""
     path = tmp_path / "node-0000.jsonl"
-    with Ledger.create(path, LedgerHeader("run", 0)), path.open("r+b") as file, pytest.raises(BlockingIOError):
+    with (
+        Ledger.create(path, LedgerHeader("run", 0)),
+        path.open("r+b") as file,
+        pytest.raises(BlockingIOError),
+    ):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="has another name for fsync")
-def test_new_folders_and_every_record_of_a_book_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_folders_and_every_record_of_a_book_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[int] = []
     fsync = os.fsync
 

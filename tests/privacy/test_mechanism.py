@@ -1,4 +1,5 @@
-"""The mechanism samples as it states, divides by public constants, and adds noise before anything leaves."""
+"""The mechanism samples as it states, divides by public constants, and adds noise before anything
+leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from dpcsgp.privacy.noise import SENSITIVITY_SLACK
 from dpcsgp.randomness import PrivateRandomness
 
 
-def mechanism(noise: float = 0.0, batch: int = 20, total: int = 100, sampling: str = "poisson") -> GaussianMechanism:
+def mechanism(
+    noise: float = 0.0, batch: int = 20, total: int = 100, sampling: str = "poisson"
+) -> GaussianMechanism:
     return GaussianMechanism(1.0, (noise,), (batch,), (total,), sampling)  # pyright: ignore[reportArgumentType]
 
 
@@ -45,7 +48,8 @@ def test_a_full_poisson_batch_takes_everything() -> None:
 
 
 def test_the_number_of_places_is_public() -> None:
-    """Nearly always one size, whatever was drawn; a batch that does not fit takes whole further passes."""
+    """Nearly always one size, whatever was drawn; a batch that does not fit takes whole further
+    passes."""
     random, widths = PrivateRandomness.seeded(0, [0]), []
     for step in range(300):
         _, present = mechanism().draw(step, random, [True])
@@ -62,41 +66,57 @@ def test_drawn_examples_lie_in_uniformly_random_order() -> None:
     orders = [tuple(full.draw(step, random, [True])[0][0, :4].tolist()) for step in range(4800)]
     counts = np.array([orders.count(order) for order in set(orders)])
     assert len(counts) == 24
-    assert ((counts - 200) ** 2 / 200).sum() < 60  # chi-square with 23 degrees of freedom: p about 5e-5
+    assert (
+        (counts - 200) ** 2 / 200
+    ).sum() < 60  # chi-square with 23 degrees of freedom: p about 5e-5
 
 
 def test_the_divisor_is_the_expected_size_not_the_drawn_one() -> None:
     random = PrivateRandomness.seeded(1, [0])
     for step in range(5):
         drawn = int(mechanism().draw(step, random, [True])[1].sum())
-        released = mechanism().release(lambda i, p: p.sum(1, keepdim=True).float(), step, random, [True])
+        released = mechanism().release(
+            lambda i, p: p.sum(1, keepdim=True).float(), step, random, [True]
+        )
         assert float(released) == pytest.approx(drawn / 20)
 
 
 def test_an_empty_batch_is_noise_and_is_released() -> None:
     quiet = GaussianMechanism(1.0, (2.0,), (1,), (10**6,), "poisson")
-    released = quiet.release(lambda i, p: torch.zeros(1, 4000), 0, PrivateRandomness.fresh([0]), [True])
+    released = quiet.release(
+        lambda i, p: torch.zeros(1, 4000), 0, PrivateRandomness.fresh([0]), [True]
+    )
     assert float(released.std()) == pytest.approx(2.0, rel=0.1)
 
 
 def test_measured_noise_equals_the_stated_multiplier() -> None:
     nodes = GaussianMechanism(0.5, (1.0, 4.0), (10, 20), (100, 100))
-    released = nodes.release(lambda i, p: torch.zeros(2, 40_000), 0, PrivateRandomness.fresh([0, 1]), [True, True])
-    assert float(released[0].std()) == pytest.approx(1.0 * 0.5 / 10 * (1 + SENSITIVITY_SLACK), rel=0.02)
-    assert float(released[1].std()) == pytest.approx(4.0 * 0.5 / 20 * (1 + SENSITIVITY_SLACK), rel=0.02)
+    released = nodes.release(
+        lambda i, p: torch.zeros(2, 40_000), 0, PrivateRandomness.fresh([0, 1]), [True, True]
+    )
+    assert float(released[0].std()) == pytest.approx(
+        1.0 * 0.5 / 10 * (1 + SENSITIVITY_SLACK), rel=0.02
+    )
+    assert float(released[1].std()) == pytest.approx(
+        4.0 * 0.5 / 20 * (1 + SENSITIVITY_SLACK), rel=0.02
+    )
     assert abs(float(torch.corrcoef(released)[0, 1])) < 0.03
 
 
 def test_inactive_nodes_release_nothing() -> None:
     nodes = GaussianMechanism(1.0, (1.0, 1.0), (10, 10), (100, 100))
-    released = nodes.release(lambda i, p: torch.ones(2, 10), 0, PrivateRandomness.fresh([0, 1]), [True, False])
+    released = nodes.release(
+        lambda i, p: torch.ones(2, 10), 0, PrivateRandomness.fresh([0, 1]), [True, False]
+    )
     assert float(released[1].abs().max()) == 0
     assert float(released[0].abs().max()) > 0
 
 
 def test_fresh_keys_never_repeat_a_noise_vector() -> None:
     release = [
-        mechanism(1.0).release(lambda i, p: torch.zeros(1, 64), 3, PrivateRandomness.fresh([0]), [True])
+        mechanism(1.0).release(
+            lambda i, p: torch.zeros(1, 64), 3, PrivateRandomness.fresh([0]), [True]
+        )
         for _ in range(2)
     ]
     assert not torch.equal(release[0], release[1])
@@ -108,14 +128,17 @@ def test_the_event_states_rate_and_noise() -> None:
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"privacy\.expected_batch_size = 200: node 0 has 100 examples"):
+    with pytest.raises(
+        ConfigError, match=r"privacy\.expected_batch_size = 200: node 0 has 100 examples"
+    ):
         mechanism(batch=200)
     with pytest.raises(ConfigError, match=r"privacy\.clip_norm"):
         GaussianMechanism(0.0, (1.0,), (1,), (2,))
 
 
 class Diary(PrivateRandomness):
-    """A secret stream that notes what was asked for; `equal` makes the first keys of every order equal."""
+    """A secret stream that notes what was asked for; `equal` makes the first keys of every order
+    equal."""
 
     def __init__(self, nodes: list[int], equal: bool = False) -> None:
         super().__init__(nodes, PrivateRandomness.fresh(nodes)._keys, reproducible=False)
@@ -131,7 +154,8 @@ class Diary(PrivateRandomness):
 @pytest.mark.parametrize("sampling", ["poisson", "uniform"])
 @pytest.mark.parametrize("fixed", [False, True])
 def test_no_secret_word_serves_twice(sampling: str, fixed: bool) -> None:
-    """What draws, what orders and what is added come from streams of their own, in every step of every node."""
+    """What draws, what orders and what is added come from streams of their own, in every step of
+    every node."""
     nodes = GaussianMechanism(1.0, (1.0, 1.0), (10, 10), (40, 40), sampling, fixed)  # pyright: ignore[reportArgumentType]
     random = Diary([0, 1])
     for step in range(5):
@@ -161,7 +185,9 @@ def test_fixed_places_are_taken_at_random() -> None:
     random, taken, steps = PrivateRandomness.seeded(7, [0]), [], 3000
     for step in range(steps):
         indices, present = nodes.draw(step, random, [True])
-        taken += [(place, int(indices[0, place])) for place in present[0].nonzero().flatten().tolist()]
+        taken += [
+            (place, int(indices[0, place])) for place in present[0].nonzero().flatten().tolist()
+        ]
     width = nodes.shapes[0].places
     for kind, count in ((0, width), (1, 20)):
         found = np.bincount([pair[kind] for pair in taken], minlength=count)

@@ -1,4 +1,5 @@
-"""What remembers data is refused by name; caches by shape, counters and constants are let through."""
+"""What remembers data is refused by name; caches by shape, counters and constants are let
+through."""
 
 from __future__ import annotations
 
@@ -69,18 +70,30 @@ def hoard_in_a_global(model: Keeper, inputs: Tensor) -> None:
 
 
 KEEPING: dict[str, tuple[Callable[[Any, Tensor], object], str]] = {
-    "plain object in a list": (lambda model, x: model.books[0].pages.append(x), r"'body\.1' \(Keeper\).*'books'"),
-    "numbers of an array": (lambda model, x: setattr(model.books[0], "pages", x.numpy().copy()), "'books'"),
+    "plain object in a list": (
+        lambda model, x: model.books[0].pages.append(x),
+        r"'body\.1' \(Keeper\).*'books'",
+    ),
+    "numbers of an array": (
+        lambda model, x: setattr(model.books[0], "pages", x.numpy().copy()),
+        "'books'",
+    ),
     "slot": (lambda model, x: model.page.write(float(x.sum())), "'page'"),
     "deque": (lambda model, x: model.recent.append(x.sum().item()), "'recent'"),
     "first batch alone": (lambda model, x: vars(model).setdefault("scale", x.mean()), "'scale'"),
-    "rows that are not finite": (lambda model, x: vars(model).update(bad=bool(x.isnan().any())), "'bad'"),
+    "rows that are not finite": (
+        lambda model, x: vars(model).update(bad=bool(x.isnan().any())),
+        "'bad'",
+    ),
     "buffer": (lambda model, x: model.count.add_(int(x.sum() > 0)), r"buffer 'body\.1\.count'"),
     "parameter, by the same in every call": (
         lambda model, x: model.last.weight.data.mul_(0.5),
         r"parameter 'body\.1\.last",
     ),
-    "attribute of a parameter": (lambda model, x: setattr(model.last.weight, "seen", x), r"'body\.1\.last\.weight'"),
+    "attribute of a parameter": (
+        lambda model, x: setattr(model.last.weight, "seen", x),
+        r"'body\.1\.last\.weight'",
+    ),
     "attribute of a class": (lambda model, x: model.everything.append(x), r"'Common\.everything'"),
     "global": (hoard_in_a_global, "global variable 'SEEN'"),
     "default argument": (lambda model, x, seen=[]: seen.append(x), "default arguments"),
@@ -141,14 +154,18 @@ class Rotary(nn.Module):
 
     def _turn(self, part: Tensor) -> Tensor:
         if self.table is None or len(self.table[0]) < part.shape[1]:
-            angles = torch.outer(torch.arange(part.shape[1]).float(), torch.tensor([1.0, 0.1])).repeat(1, 2)
+            angles = torch.outer(
+                torch.arange(part.shape[1]).float(), torch.tensor([1.0, 0.1])
+            ).repeat(1, 2)
             self.table = angles.cos(), angles.sin()
         cosine, sine = (table[: part.shape[1]] for table in self.table)
         return part * cosine + torch.cat([-part[..., 2:], part[..., :2]], dim=-1) * sine
 
     def forward(self, inputs: Tensor) -> Tensor:
         query, key, value = self.into(inputs).chunk(3, dim=-1)
-        return self.last(F.scaled_dot_product_attention(self._turn(query), self._turn(key), value).mean(1))
+        return self.last(
+            F.scaled_dot_product_attention(self._turn(query), self._turn(key), value).mean(1)
+        )
 
 
 def test_attention_with_a_table_of_positions_is_fine() -> None:
@@ -225,7 +242,10 @@ REMEMBERING: dict[str, tuple[Callable[[], Callable[[Tensor, Tensor], Tensor]], s
     "counter of hits": (counting_hits, "variable 'hits' of counting_hits"),
     "function": (lambda: running_function, "'mean' of function running_function"),
     "partial": (lambda: partial(hoarding_loss, seen=[]), "something it holds"),
-    "lambda around an object": (lambda: (lambda mean: lambda o, t: mean(o, t))(RunningMean()), "variable 'mean'"),
+    "lambda around an object": (
+        lambda: (lambda mean: lambda o, t: mean(o, t))(RunningMean()),
+        "variable 'mean'",
+    ),
 }
 
 
@@ -246,7 +266,8 @@ def test_memory_out_of_sight_shows_in_what_is_computed() -> None:
         return losses / mean
 
     with pytest.raises(
-        ModelError, match=r"loss: the same batch gives other values after other batches.*past the noise"
+        ModelError,
+        match=r"loss: the same batch gives other values after other batches.*past the noise",
     ):
         check_gradients_reach(nn.Linear(4, 3), loss, EXAMPLE)
     del hidden.probe_mean  # pyright: ignore[reportAttributeAccessIssue]
@@ -298,12 +319,16 @@ class Annealed:
     ],
     ids=["function", "partial", "weights", "module", "object", "method", "closure"],
 )
-def test_losses_that_hold_constants_or_counters_pass(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_losses_that_hold_constants_or_counters_pass(
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> None:
     check_gradients_reach(nn.Linear(4, 3), loss, EXAMPLE)
 
 
 def test_a_schedule_by_calls_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"loss: the same batch gives other values.*schedule by calls"):
+    with pytest.raises(
+        ModelError, match=r"loss: the same batch gives other values.*schedule by calls"
+    ):
         check_gradients_reach(nn.Linear(4, 3), Annealed(), EXAMPLE)
 
 

@@ -1,4 +1,5 @@
-"""Models that cannot be private are refused with a name and a remedy; those that can are let through."""
+"""Models that cannot be private are refused with a name and a remedy; those that can are let
+through."""
 
 from __future__ import annotations
 
@@ -37,12 +38,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "batch norm 2d": (lambda: nn.BatchNorm2d(64), r"nn\.GroupNorm\(32, 64\)"),
     "batch norm 3d": (lambda: nn.BatchNorm3d(7), r"nn\.GroupNorm\(1, 7\)"),
     "synchronised batch norm": (lambda: nn.SyncBatchNorm(96), r"nn\.GroupNorm\(32, 96\)"),
-    "running instance norm": (lambda: nn.InstanceNorm2d(6, track_running_stats=True), r"nn\.InstanceNorm2d\(6"),
+    "running instance norm": (
+        lambda: nn.InstanceNorm2d(6, track_running_stats=True),
+        r"nn\.InstanceNorm2d\(6",
+    ),
     "running buffer": (Running, "running_mean"),
     "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "spectral"),
     "spectral norm, older": (lambda: nn.utils.spectral_norm(nn.Linear(3, 3)), "spectral"),
     "embedding with max_norm": (lambda: nn.Embedding(4, 3, max_norm=1.0), "max_norm"),
-    "embedding with scale_grad_by_freq": (lambda: nn.Embedding(4, 3, scale_grad_by_freq=True), "scale_grad_by_freq"),
+    "embedding with scale_grad_by_freq": (
+        lambda: nn.Embedding(4, 3, scale_grad_by_freq=True),
+        "scale_grad_by_freq",
+    ),
     "lazy": (lambda: nn.LazyLinear(3), "run the model once"),
     "half precision": (lambda: nn.Linear(3, 3).bfloat16(), "float"),
     "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), "complex64"),
@@ -73,8 +80,14 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
 def test_good_models_pass_without_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_model(nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)))
-        check_model(nn.Sequential(nn.Embedding(4, 3), nn.LayerNorm(3), nn.InstanceNorm1d(3, affine=True)))
+        check_model(
+            nn.Sequential(
+                nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)
+            )
+        )
+        check_model(
+            nn.Sequential(nn.Embedding(4, 3), nn.LayerNorm(3), nn.InstanceNorm1d(3, affine=True))
+        )
 
 
 def test_in_place_layers_and_dropout_are_warned_about() -> None:
@@ -110,7 +123,9 @@ def test_a_layer_that_mixes_examples_is_found_and_named() -> None:
 
 
 def test_attention_over_the_batch_is_found() -> None:
-    mixing, batched = (nn.TransformerEncoderLayer(4, 2, 8, batch_first=first) for first in (False, True))
+    mixing, batched = (
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=first) for first in (False, True)
+    )
     with pytest.raises(ModelError, match="depends on the other examples"):
         check_examples_independent(mixing, torch.zeros(3, 4))
     check_examples_independent(batched, torch.zeros(3, 4))
@@ -118,7 +133,9 @@ def test_attention_over_the_batch_is_found() -> None:
 
 def test_batch_norm_is_found_by_its_behaviour_too() -> None:
     with pytest.raises(ModelError, match=r"'1' \(BatchNorm1d\)"):
-        check_examples_independent(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(), torch.zeros(4))
+        check_examples_independent(
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(), torch.zeros(4)
+        )
 
 
 def test_a_buffer_that_changes_is_found_and_the_model_is_left_alone() -> None:
@@ -130,7 +147,9 @@ def test_a_buffer_that_changes_is_found_and_the_model_is_left_alone() -> None:
 
 
 def test_independent_models_pass_with_dropout_and_whole_numbers() -> None:
-    module = nn.Sequential(nn.Embedding(5, 6), nn.Flatten(), nn.Dropout(0.5), nn.Linear(18, 4), nn.LayerNorm(4))
+    module = nn.Sequential(
+        nn.Embedding(5, 6), nn.Flatten(), nn.Dropout(0.5), nn.Linear(18, 4), nn.LayerNorm(4)
+    )
     check_examples_independent(module, torch.zeros(3, dtype=torch.long))
 
 
@@ -147,11 +166,15 @@ class Forgetful(nn.Module):
 
 def test_parameters_without_gradient_are_named() -> None:
     example = (torch.zeros(4), torch.tensor(0))
-    with pytest.raises(ModelError, match=r"'unused\.weight', 'unused\.bias', 'cut\.weight', 'cut\.bias'"):
+    with pytest.raises(
+        ModelError, match=r"'unused\.weight', 'unused\.bias', 'cut\.weight', 'cut\.bias'"
+    ):
         check_gradients_reach(Forgetful(), entropy, example)
     check_gradients_reach(nn.Linear(4, 3), entropy, example)
     with pytest.raises(ModelError, match="does not depend"):
-        check_gradients_reach(nn.Linear(4, 3), lambda outputs, targets: outputs.detach().sum(dim=1), example)
+        check_gradients_reach(
+            nn.Linear(4, 3), lambda outputs, targets: outputs.detach().sum(dim=1), example
+        )
 
 
 def test_probes_leave_torchs_generator_alone() -> None:
@@ -181,10 +204,14 @@ def divided_by_the_number(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none") / len(targets)
 
 
-@pytest.mark.parametrize("loss", [weighted_by_the_batch, scaled_by_the_batch, divided_by_the_number])
+@pytest.mark.parametrize(
+    "loss", [weighted_by_the_batch, scaled_by_the_batch, divided_by_the_number]
+)
 def test_a_loss_that_mixes_examples_is_refused(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     with pytest.raises(ModelError, match="depends on the other examples"):
-        check_gradients_reach(nn.Linear(5, 2), loss, (torch.zeros(5), torch.zeros((), dtype=torch.int64)))
+        check_gradients_reach(
+            nn.Linear(5, 2), loss, (torch.zeros(5), torch.zeros((), dtype=torch.int64))
+        )
 
 
 def test_losses_of_single_examples_pass() -> None:
@@ -192,8 +219,12 @@ def test_losses_of_single_examples_pass() -> None:
         return F.cross_entropy(outputs, targets, weight=WEIGHTS, reduction="none") / 100
 
     dropout = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 2))
-    check_gradients_reach(dropout, fixed_weights, (torch.zeros(5), torch.zeros((), dtype=torch.int64)))
-    check_gradients_reach(nn.Linear(5, 2), lambda o, t: (o - t).square().sum(1), (torch.zeros(5), torch.zeros(2)))
+    check_gradients_reach(
+        dropout, fixed_weights, (torch.zeros(5), torch.zeros((), dtype=torch.int64))
+    )
+    check_gradients_reach(
+        nn.Linear(5, 2), lambda o, t: (o - t).square().sum(1), (torch.zeros(5), torch.zeros(2))
+    )
 
 
 class Recurrent(nn.Module):
@@ -218,8 +249,12 @@ class Cumulative(nn.Module):
         return self.last(inputs.cumsum(0))
 
 
-@pytest.mark.parametrize(("module", "shape"), [(Recurrent(batch_first=False), (5, 3)), (Cumulative(), (4,))])
-def test_a_model_that_looks_backwards_in_the_batch_is_refused(module: nn.Module, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("module", "shape"), [(Recurrent(batch_first=False), (5, 3)), (Cumulative(), (4,))]
+)
+def test_a_model_that_looks_backwards_in_the_batch_is_refused(
+    module: nn.Module, shape: tuple[int, ...]
+) -> None:
     with pytest.raises(ModelError, match="depends on the other"):
         check_examples_independent(module, torch.zeros(shape))
 
@@ -256,10 +291,14 @@ def test_a_loss_on_named_outputs_that_divides_by_the_batch_is_refused() -> None:
             return {"scores": self.last(inputs)}
 
     example = torch.zeros(4), torch.tensor(0)
-    check_gradients_reach(Named(), lambda outputs, targets: entropy(outputs["scores"], targets), example)
+    check_gradients_reach(
+        Named(), lambda outputs, targets: entropy(outputs["scores"], targets), example
+    )
     with pytest.raises(ModelError, match="how many there are"):
         check_gradients_reach(
-            Named(), lambda outputs, targets: entropy(outputs["scores"], targets) / len(targets), example
+            Named(),
+            lambda outputs, targets: entropy(outputs["scores"], targets) / len(targets),
+            example,
         )
 
 
@@ -286,7 +325,8 @@ class Hoarder(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("where", "words"), [("list", "'seen'"), ("parameter", "parameter 'mean'"), ("attribute", "'hidden'")]
+    ("where", "words"),
+    [("list", "'seen'"), ("parameter", "parameter 'mean'"), ("attribute", "'hidden'")],
 )
 def test_a_model_that_keeps_what_it_sees_is_refused(where: str, words: str) -> None:
     with pytest.raises(ModelError, match=f"{words}.*past the noise"):

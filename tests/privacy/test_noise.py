@@ -1,4 +1,5 @@
-"""The noise is Gaussian to the tails, independent, on the grid, and as large as the mechanism states."""
+"""The noise is Gaussian to the tails, independent, on the grid, and as large as the mechanism
+states."""
 
 from __future__ import annotations
 
@@ -77,13 +78,16 @@ def test_a_noise_half_a_percent_short_is_seen() -> None:
     released = torch.zeros(2_000_001)
     add_noise_(released, 1.25, 0.75, PrivateRandomness.fresh([0]), 0, 0)
     stated = 1.25 * 0.75 * (1 + SENSITIVITY_SLACK)
-    assert abs(float(released.double().std()) / stated - 1) < 5 / math.sqrt(2 * len(released)) < 0.005
+    assert (
+        abs(float(released.double().std()) / stated - 1) < 5 / math.sqrt(2 * len(released)) < 0.005
+    )
 
 
 @pytest.mark.parametrize("dim", [1, 2, 1000, 101_770, 10**7])
 @pytest.mark.parametrize("clip", [0.3, 1.0, 1.9])
 def test_the_noise_covers_the_longest_difference_of_two_sums(dim: int, clip: float) -> None:
-    """A row moves a sum by the clip norm and what rounding adds; the grid moves every coordinate by one point more."""
+    """A row moves a sum by the clip norm and what rounding adds; the grid moves every coordinate by
+    one point more."""
     longest = clip * (1 + SUM_SLACK) + math.sqrt(dim) * grid_size(clip, dim)
     assert longest <= clip * (1 + SENSITIVITY_SLACK)
 
@@ -94,11 +98,12 @@ def test_odd_and_tiny_sizes() -> None:
 
 
 def test_pairs_are_not_confined_to_few_rays() -> None:
-    """The two values of a pair share an angle; with angles of 24 bits, most pairs of grid points could never come out.
+    """The two values of a pair share an angle; with angles of 24 bits, most pairs of grid points
+    could never come out.
 
-    At a huge scale the pair gives its angle away to 1e-12. Angles that came from a coarse grid would all lie on it; fine ones
-    lie that near to a 32-bit or float32 grid in fewer than one case in a hundred.
-    """
+    At a huge scale the pair gives its angle away to 1e-12. Angles that came from a coarse grid
+    would all lie on it; fine ones lie that near to a 32-bit or float32 grid in fewer than one case
+    in a hundred."""
     dim = 100_000
     values = rounded_gauss(dim, 1e14, PrivateRandomness.fresh([0]), 0, 0).numpy()
     angles = np.arctan2(values[dim // 2 :], values[: dim // 2])
@@ -110,19 +115,24 @@ def test_pairs_are_not_confined_to_few_rays() -> None:
 
 @pytest.mark.slow
 def test_the_lattice_of_possible_pairs_does_not_give_the_sum_away() -> None:
-    """An attacker tries both sums and counts pairs whose angle is no float32: equally many under both, so nothing is learnt."""
+    """An attacker tries both sums and counts pairs whose angle is no float32: equally many under
+    both, so nothing is learnt."""
     dim, sigma, grid = 60_000, 11.2, grid_size(1.0, 60_000)
     shift = np.rint(1 / np.sqrt(dim) / grid)
     counts = []
     for truth in (0.0, shift):
         for trial in range(3):
-            released = truth + rounded_gauss(dim, sigma / grid, PrivateRandomness.fresh([0]), trial, 0).numpy()
+            released = (
+                truth
+                + rounded_gauss(dim, sigma / grid, PrivateRandomness.fresh([0]), trial, 0).numpy()
+            )
             counts.append([_off_the_float32_rays(released - guess) for guess in (0.0, shift)])
     assert all(abs(one - other) < 5 * math.sqrt(one + other) for one, other in counts), counts
 
 
 def _off_the_float32_rays(pairs: np.ndarray) -> int:
-    """Count the pairs that no angle of float32 precision can reach, rounding of the pair allowed for."""
+    """Count the pairs that no angle of float32 precision can reach, rounding of the pair allowed
+    for."""
     half = len(pairs) // 2
     cosines, sines = pairs[:half], pairs[half:]
     angles, radii = np.arctan2(sines, cosines), np.hypot(cosines, sines)
@@ -145,7 +155,9 @@ def test_noise_does_not_depend_on_the_number_of_threads() -> None:
 
 def box_muller(radius_words: np.ndarray, angle_words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the transform by numpy's functions, in extended precision."""
-    u = ((radius_words & (2**53 - 1)).astype(np.float64) + 0.5) / 2.0**53  # rounded to a double, as stated
+    u = (
+        (radius_words & (2**53 - 1)).astype(np.float64) + 0.5
+    ) / 2.0**53  # rounded to a double, as stated
     radius = np.sqrt(-2 * np.log(u.astype(np.longdouble)))
     angle = angle_words.astype(np.longdouble) * (
         np.longdouble(2) * np.arccos(np.longdouble(0)) / np.longdouble(2) ** 63
@@ -154,10 +166,14 @@ def box_muller(radius_words: np.ndarray, angle_words: np.ndarray) -> tuple[np.nd
 
 
 def test_compiled_logarithm_and_waves_are_accurate() -> None:
-    """To two units in the last place of the radius, also at the ends of the ranges and where a quarter turn begins."""
-    ends = np.array([0, 1, 2**52, 2**53 - 2, 2**53 - 1, -1, 2**53, 6369051672525772], dtype=np.int64)
+    """To two units in the last place of the radius, also at the ends of the ranges and where a
+    quarter turn begins."""
+    ends = np.array(
+        [0, 1, 2**52, 2**53 - 2, 2**53 - 1, -1, 2**53, 6369051672525772], dtype=np.int64
+    )
     quarters = np.array(
-        [k * 2**61 + off for k in range(-4, 4) for off in (-1, 0, 1) if k > -4 or off >= 0], dtype=np.int64
+        [k * 2**61 + off for k in range(-4, 4) for off in (-1, 0, 1) if k > -4 or off >= 0],
+        dtype=np.int64,
     )
     random = np.random.default_rng(3)
     words = random.integers(-(2**63), 2**63 - 1, (2, 200_000))
@@ -174,7 +190,8 @@ def test_compiled_logarithm_and_waves_are_accurate() -> None:
 
 @pytest.mark.parametrize("dim", [1, 2, 17, 1000])
 def test_every_coordinate_gets_its_own_words_of_the_secret_stream(dim: int) -> None:
-    """Sum, scale and grid as stated, on one row among others; the noise is that of numpy's functions on the same bytes."""
+    """Sum, scale and grid as stated, on one row among others; the noise is that of numpy's
+    functions on the same bytes."""
     step, row, clip, multiplier = 4, 1, 1.5, 0.7
     random, sums = PrivateRandomness.seeded(1, [3, 8]), torch.randn(5, dim)
     before, half, grid = sums.clone(), (dim + 1) // 2, grid_size(clip, dim)
@@ -197,7 +214,8 @@ def test_sums_in_pieces_are_noised_as_well() -> None:
 
 
 def test_no_release_is_a_negative_zero() -> None:
-    """A sum that is a little below zero could make one, a sum of zero could not: to see one would tell them apart."""
+    """A sum that is a little below zero could make one, a sum of zero could not: to see one would
+    tell them apart."""
     sums = torch.full((200_000,), -1e-12)
     add_noise_(sums, 1e-6, 1.0, PrivateRandomness.fresh([0]), 0, 0)
     assert (sums == 0).any()

@@ -14,7 +14,7 @@ from dpcsgp.privacy import Budget, GaussianMechanism, LedgerBook, PrivateGradien
 from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.randomness import PrivateRandomness
-from dpcsgp.runs.user_data import OwnData
+from dpcsgp.runs.user_data import UserData
 from dpcsgp.tasks.supervised import LOSSES
 
 
@@ -23,7 +23,9 @@ def released(folder: Path, inputs: Tensor, targets: Tensor, declared: int) -> Te
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 2))
     loss, metrics = LOSSES["cross_entropy"]
-    task = OwnData.collect([(inputs, targets)], (0,), None, loss, metrics, (declared,)).task(module, (0,))
+    task = UserData.collect([(inputs, targets)], (0,), None, loss, metrics, (declared,)).task(
+        module, (0,)
+    )
     gradients = PrivateGradients(
         task.examples,
         task.held_examples,
@@ -40,7 +42,9 @@ def released(folder: Path, inputs: Tensor, targets: Tensor, declared: int) -> Te
 
 def test_examples_that_are_declared_but_not_held_are_blanks(tmp_path: Path) -> None:
     inputs, targets = torch.randn(30, 4), torch.randint(0, 2, (30,))
-    found = [released(tmp_path / str(declared), inputs, targets, declared) for declared in (30, 40, 300)]
+    found = [
+        released(tmp_path / str(declared), inputs, targets, declared) for declared in (30, 40, 300)
+    ]
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, rtol=1e-5, atol=1e-6)
 
@@ -67,13 +71,15 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
 def picky_sum(engine: CheckedEngine, inputs: Tensor, targets: Tensor, present: Tensor) -> Tensor:
     model_1D = torch.full((1, 5), 0.3)
     shape = PassShape(16, 3)
-    return engine.clipped_sum(model_1D, inputs[None].clone(), targets[None].clone(), present[None], 0.5, shape)[
-        0
-    ].double()
+    return engine.clipped_sum(
+        model_1D, inputs[None].clone(), targets[None].clone(), present[None], 0.5, shape
+    )[0].double()
 
 
 @pytest.mark.parametrize("raising", [[0], [7], [47], [3, 4], [0, 11, 30, 46], list(range(48))])
-def test_a_row_that_raises_counts_as_zero_and_the_others_keep_their_bits(raising: list[int]) -> None:
+def test_a_row_that_raises_counts_as_zero_and_the_others_keep_their_bits(
+    raising: list[int],
+) -> None:
     engine = clipping_engine(Picky(), squared)
     torch.manual_seed(1)
     inputs, targets, present = torch.randn(48, 4), torch.randn(48), torch.ones(48, dtype=torch.bool)
@@ -93,7 +99,9 @@ def test_a_row_that_warns_says_nothing_to_anybody() -> None:
         warnings.simplefilter("error")
         whole = picky_sum(engine, inputs, targets, present)
     present[5] = False
-    assert float((whole - picky_sum(engine, inputs, targets, present)).norm()) == pytest.approx(0.5, rel=1e-5)
+    assert float((whole - picky_sum(engine, inputs, targets, present)).norm()) == pytest.approx(
+        0.5, rel=1e-5
+    )
 
 
 def test_what_fails_on_blank_rows_fails_in_public() -> None:

@@ -1,4 +1,5 @@
-"""A private step: recorded before it is computed, secret masks, weights on noisy values, and no row that shows."""
+"""A private step: recorded before it is computed, secret masks, weights on noisy values, and no row
+that shows."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ NODES = (3, 5, 8)
 
 
 class Step:
-    """Private gradients of three nodes, the first and last of one shape, with data that can be chosen."""
+    """Private gradients of three nodes, the first and last of one shape, with data that can be
+    chosen."""
 
     def __init__(
         self,
@@ -77,7 +79,11 @@ def test_every_node_gets_the_clipped_mean_of_its_own_examples(tmp_path: Path) ->
     step = Step(tmp_path)
     for row, size in enumerate(SIZES):
         own = per_example_gradients(
-            step.module, squared, step.model_ND[row], step.inputs[row, :size, None], step.targets[row, :size]
+            step.module,
+            squared,
+            step.model_ND[row],
+            step.inputs[row, :size, None],
+            step.targets[row, :size],
         )
         torch.testing.assert_close(step()[row], clip_and_sum(own, 0.5) / size)
 
@@ -109,13 +115,21 @@ def test_a_spent_budget_releases_nothing(tmp_path: Path) -> None:
 
 def test_node_weights_scale_what_is_private_already(tmp_path: Path) -> None:
     weights = (4.0, 0.5, 1.0)
-    plain, weighted = Step(tmp_path / "a", noise=1.0)(), Step(tmp_path / "b", noise=1.0, weights=weights)()
+    plain, weighted = (
+        Step(tmp_path / "a", noise=1.0)(),
+        Step(tmp_path / "b", noise=1.0, weights=weights)(),
+    )
     torch.testing.assert_close(weighted, plain * torch.tensor(weights)[:, None])
 
 
 def masked(folder: Path, random: PrivateRandomness, public_seed: int = 0) -> Tensor:
-    """Return a step of a model with Dropout on rows that are all equal: nothing but masks can tell two steps apart."""
-    step = Step(folder, nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 2)).train(), random=random)
+    """Return a step of a model with Dropout on rows that are all equal: nothing but masks can tell
+    two steps apart."""
+    step = Step(
+        folder,
+        nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 2)).train(),
+        random=random,
+    )
     step.inputs, step.targets = torch.ones_like(step.inputs), torch.ones_like(step.targets)
     torch.manual_seed(public_seed)
     return step()
@@ -123,10 +137,14 @@ def masked(folder: Path, random: PrivateRandomness, public_seed: int = 0) -> Ten
 
 def test_masks_follow_the_secret_key_and_no_public_seed(tmp_path: Path) -> None:
     one, same = (
-        masked(tmp_path / str(seed), PrivateRandomness.seeded(1, NODES), public_seed=seed) for seed in (10, 11)
+        masked(tmp_path / str(seed), PrivateRandomness.seeded(1, NODES), public_seed=seed)
+        for seed in (10, 11)
     )
     torch.testing.assert_close(one, same)
-    others = [masked(tmp_path / f"key {number}", PrivateRandomness.fresh(NODES), public_seed=10) for number in range(2)]
+    others = [
+        masked(tmp_path / f"key {number}", PrivateRandomness.fresh(NODES), public_seed=10)
+        for number in range(2)
+    ]
     assert float((others[0] - others[1]).abs().max()) > 1e-3
     assert float((others[0] - one).abs().max()) > 1e-3
 
@@ -141,7 +159,9 @@ def refuses_large(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("bad", [[(0, 7)], [(1, 0), (1, 39)], [(0, 0), (1, 20), (2, 19)]])
-def test_a_row_that_raises_counts_as_zero_and_touches_no_other(tmp_path: Path, bad: list[tuple[int, int]]) -> None:
+def test_a_row_that_raises_counts_as_zero_and_touches_no_other(
+    tmp_path: Path, bad: list[tuple[int, int]]
+) -> None:
     step, random = Step(tmp_path, loss=refuses_large), torch.Generator().manual_seed(1)
     whole = step()
     gone = torch.zeros_like(whole)

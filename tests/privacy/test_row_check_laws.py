@@ -1,4 +1,5 @@
-"""The check at the start finds every way in which a row's bits could depend on others, and does what helps.
+"""The check at the start finds every way in which a row's bits could depend on others, and does
+what helps.
 
 The models here are honest but for one planted dependence of about a last place.
 """
@@ -36,7 +37,9 @@ class Planted(nn.Module):
 
 
 def checked(
-    fault: Callable[[Tensor], Tensor], rows: int = 64, shapes: tuple[PassShape, ...] = (PassShape(64),)
+    fault: Callable[[Tensor], Tensor],
+    rows: int = 64,
+    shapes: tuple[PassShape, ...] = (PassShape(64),),
 ) -> tuple[CheckedEngine, bool]:
     torch.manual_seed(0)
     module = Planted(fault)
@@ -45,7 +48,9 @@ def checked(
         engine = clipping_engine(module, squared)
         public = torch.randn(rows, 4), torch.randn(rows, 2)
         model_D = ParameterLayout.of(module).flatten(module)
-        return engine_with_equal_rows(engine, model_D, public, lambda fixed: dict.fromkeys(shapes, 2))
+        return engine_with_equal_rows(
+            engine, model_D, public, lambda fixed: dict.fromkeys(shapes, 2)
+        )
 
 
 def rows_at_a_time(engine: CheckedEngine) -> int:
@@ -75,8 +80,11 @@ def empty_places(inputs: Tensor) -> Tensor:
 
 
 def other_rows(inputs: Tensor, threshold: float) -> Tensor:
-    """Depend on the other rows, by an odd number of large ones, where all places are taken and nothing is extreme."""
-    usual = inputs.isfinite().all() and float(inputs.abs().max()) < 1e3 and bool((inputs != 0).all())
+    """Depend on the other rows, by an odd number of large ones, where all places are taken and
+    nothing is extreme."""
+    usual = (
+        inputs.isfinite().all() and float(inputs.abs().max()) < 1e3 and bool((inputs != 0).all())
+    )
     return ((inputs[:, 0] > threshold).sum() % 2 * usual).float().expand(len(inputs))
 
 
@@ -98,7 +106,8 @@ def test_where_companions_matter_rows_pass_alone(fault: Callable[[Tensor], Tenso
 
 @pytest.mark.parametrize("threshold", [0.0, -0.2])
 def test_where_other_rows_matter_rows_pass_alone(threshold: float) -> None:
-    """At these thresholds the check's rows and its other rows differ by it; one trial cannot see them all."""
+    """At these thresholds the check's rows and its other rows differ by it; one trial cannot see
+    them all."""
     engine, _ = checked(lambda inputs: other_rows(inputs, threshold))
     assert rows_at_a_time(engine) == 1
 
@@ -111,21 +120,33 @@ def fixed_in(loss: Callable[[Tensor, Tensor], Tensor], shapes: tuple[PassShape, 
     """Tell whether a stack of linear layers with this loss needs fixed places in these shapes."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 2))
-    public, model_D = (torch.randn(64, 4), torch.randn(64, 2)), ParameterLayout.of(module).flatten(module)
+    public, model_D = (
+        (torch.randn(64, 4), torch.randn(64, 2)),
+        ParameterLayout.of(module).flatten(module),
+    )
     engine = clipping_engine(module, loss)
-    return engine_with_equal_rows(engine, model_D, public, lambda fixed: dict.fromkeys(shapes, 1))[1]
+    return engine_with_equal_rows(engine, model_D, public, lambda fixed: dict.fromkeys(shapes, 1))[
+        1
+    ]
 
 
 def test_every_shape_of_the_run_is_checked() -> None:
     loss = planted_loss(lambda rows: 1 + LITTLE * place(rows) * (len(rows) >= 200))
     small, large = PassShape(16), PassShape(256)
     assert not fixed_in(loss, (small,))
-    assert fixed_in(loss, (large,)) and fixed_in(loss, (small, large)) and fixed_in(loss, (large, small))
+    assert (
+        fixed_in(loss, (large,))
+        and fixed_in(loss, (small, large))
+        and fixed_in(loss, (large, small))
+    )
 
 
 def test_signs_of_zeros_count() -> None:
     assert not fixed_in(planted_loss(nothing), (PassShape(16),))
-    assert fixed_in(planted_loss(lambda rows: -torch.zeros(len(rows)) * (place(rows) % 2 - 0.5)), (PassShape(16),))
+    assert fixed_in(
+        planted_loss(lambda rows: -torch.zeros(len(rows)) * (place(rows) % 2 - 0.5)),
+        (PassShape(16),),
+    )
 
 
 def test_rows_that_do_not_repeat_themselves_are_refused() -> None:

@@ -1,4 +1,5 @@
-"""The check before the first release: bits that follow a row's companions or place are found, and dealt with."""
+"""The check before the first release: bits that follow a row's companions or place are found, and
+dealt with."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets[:, None]).square().sum(dim=1)
 
 
-def checked(module: nn.Module, shape: PassShape = PassShape(32, 2), num_nodes: int = 3) -> tuple[object, bool]:
+def checked(
+    module: nn.Module, shape: PassShape = PassShape(32, 2), num_nodes: int = 3
+) -> tuple[object, bool]:
     torch.manual_seed(0)
     engine, fixed = engine_with_equal_rows(
         clipping_engine(module, loss),
@@ -100,7 +103,9 @@ def test_rows_that_follow_their_companions_pass_one_at_a_time(module: type[nn.Mo
 
 
 def test_rows_that_do_not_repeat_themselves_are_refused_by_name() -> None:
-    with pytest.raises(ModelError, match="the output of the model does not repeat itself bit for bit"):
+    with pytest.raises(
+        ModelError, match="the output of the model does not repeat itself bit for bit"
+    ):
         checked(ByTheMoon())
 
 

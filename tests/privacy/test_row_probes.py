@@ -1,4 +1,5 @@
-"""An example's values are compared bit for bit among other companions, in other places and at other sizes."""
+"""An example's values are compared bit for bit among other companions, in other places and at other
+sizes."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Layer(nn.Module):
 
 def within(function: Callable[[Tensor], Tensor]) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), Layer(function)), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.Linear(4, 4), nn.Sequential(nn.Tanh(), Layer(function)), nn.Linear(4, 3)
+    )
 
 
 def above(rows: int) -> Callable[[Tensor], Tensor]:
@@ -100,8 +103,12 @@ def test_gradients_that_are_mixed_are_found() -> None:
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "1e-6 of the mean": lambda losses, outputs: losses * (1 + 1e-6 * losses.detach().tanh().mean()),
-    "above 100 rows": lambda losses, outputs: losses / losses.detach().mean() if len(losses) > 100 else losses,
-    "gradient alone": lambda losses, outputs: losses + 1e-5 * (outputs.sum() - outputs.detach().sum()),
+    "above 100 rows": lambda losses, outputs: (
+        losses / losses.detach().mean() if len(losses) > 100 else losses
+    ),
+    "gradient alone": lambda losses, outputs: (
+        losses + 1e-5 * (outputs.sum() - outputs.detach().sum())
+    ),
 }
 
 
@@ -115,7 +122,8 @@ def test_a_loss_that_mixes_a_little_is_refused(name: str) -> None:
 
 
 def test_last_places_are_returned_and_not_refused() -> None:
-    """A rounding that follows huge companions, as in a kernel with a slow path for whole registers."""
+    """A rounding that follows huge companions, as in a kernel with a slow path for whole
+    registers."""
 
     def last_place(x: Tensor) -> Tensor:
         return torch.where(x.abs().max() == 1, x * (1 + 2**-22), x)
@@ -149,7 +157,13 @@ class TimeFirst(nn.Module):
 
 
 def convolutions() -> nn.Module:
-    layers = nn.Conv1d(5, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.Flatten(), nn.LayerNorm(32)
+    layers = (
+        nn.Conv1d(5, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.SiLU(),
+        nn.Flatten(),
+        nn.LayerNorm(32),
+    )
     return nn.Sequential(*layers, nn.Dropout(0.2), nn.Linear(32, 3))
 
 
@@ -172,7 +186,8 @@ def test_honest_models_pass(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [8, 16])
 def test_a_number_of_rows_is_probed_for_the_engine(rows: int) -> None:
-    """Elementwise arithmetic is the same in every place; a rounding that follows the place is told."""
+    """Elementwise arithmetic is the same in every place; a rounding that follows the place is
+    told."""
     exact = nn.Sequential(Layer(lambda x: x + 1), Layer(lambda x: x * scale))
     scale = nn.Parameter(torch.full((4,), 2.0))
     assert row_dependences(exact, square, (torch.zeros(4), torch.zeros(4)), rows=rows) == ()
@@ -199,8 +214,12 @@ def clipped(batch: tuple[Tensor, Tensor], clip: float) -> Tensor:
 SUMS: dict[str, Callable[[tuple[Tensor, Tensor], float], Tensor]] = {
     "divided by the number": lambda batch, clip: clipped(batch, clip) / len(batch[0]),
     "not clipped": lambda batch, clip: batch[0].sum(0),
-    "clipped together": lambda batch, clip: clipped((batch[0].sum(0, keepdim=True), batch[1]), clip),
-    "mixed in larger batches": lambda batch, clip: clipped(batch, clip) * (1 + 0.1 * (len(batch[0]) > 16)),
+    "clipped together": lambda batch, clip: clipped(
+        (batch[0].sum(0, keepdim=True), batch[1]), clip
+    ),
+    "mixed in larger batches": lambda batch, clip: (
+        clipped(batch, clip) * (1 + 0.1 * (len(batch[0]) > 16))
+    ),
 }
 
 

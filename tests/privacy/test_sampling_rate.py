@@ -52,7 +52,11 @@ def words_that_draw(batch: int, total: int) -> int:
         middle = (low + high) // 2
         words = np.full(total, 2**32 - 1, dtype=np.uint64)
         words[-1] = middle
-        low, high = (middle + 1, high) if total - 1 in drawn(batch, total, 0, ChosenWords(words)) else (low, middle)
+        low, high = (
+            (middle + 1, high)
+            if total - 1 in drawn(batch, total, 0, ChosenWords(words))
+            else (low, middle)
+        )
     return low
 
 
@@ -69,7 +73,9 @@ def test_as_many_words_draw_an_example_as_its_rate_allows(batch: int, total: int
 @pytest.mark.parametrize(("batch", "total"), [(1, 3), (5, 7), (1, 4), (333, 1000)])
 def test_words_draw_up_to_the_rate_and_no_further(batch: int, total: int) -> None:
     allowed = math.floor(Fraction(batch, total) * 2**32)
-    words = np.array([0, 1, allowed // 2, allowed - 1, allowed, allowed + 1, 2**32 - 1], dtype=np.uint64)
+    words = np.array(
+        [0, 1, allowed // 2, allowed - 1, allowed, allowed + 1, 2**32 - 1], dtype=np.uint64
+    )
     around = np.resize(words, total) if total >= len(words) else words[:total]
     expected = {place for place, word in enumerate(around.tolist()) if word < allowed}
     assert drawn(batch, total, 0, ChosenWords(around)) == expected
@@ -80,7 +86,9 @@ def test_everybody_is_drawn_at_rate_one() -> None:
     assert drawn(4, 4, 0, ChosenWords(words)) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(("batch", "total", "steps"), [(300_000, 10**6, 4), (20_000, 10**6, 20), (900_000, 10**6, 2)])
+@pytest.mark.parametrize(
+    ("batch", "total", "steps"), [(300_000, 10**6, 4), (20_000, 10**6, 20), (900_000, 10**6, 2)]
+)
 def test_a_rate_off_by_one_percent_is_seen(batch: int, total: int, steps: int) -> None:
     random = PrivateRandomness.seeded(20, [0])
     count = sum(len(drawn(batch, total, step, random)) for step in range(steps))

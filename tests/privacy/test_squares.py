@@ -14,7 +14,11 @@ from dpcsgp.privacy.clipping.squares import blank_infinite_rows_, squared_norms
 @pytest.mark.parametrize("size", [1e-45, 1e-38, 2.6e-23, 1.0, 1e19, 3e38])
 @pytest.mark.parametrize("length", [1, 2, 7, 64, 1001])
 def test_float32_squares_are_exact_to_double_precision(size: float, length: int) -> None:
-    rows = (size * (0.5 + torch.rand(3, length, generator=torch.Generator().manual_seed(0)))).float().clamp_max(3.4e38)
+    rows = (
+        (size * (0.5 + torch.rand(3, length, generator=torch.Generator().manual_seed(0))))
+        .float()
+        .clamp_max(3.4e38)
+    )
     rows[0, -1] = size  # the last number counts like the others
     exact = [float(sum(Fraction(value) ** 2 for value in row)) for row in rows.tolist()]
     assert squared_norms(rows).tolist() == pytest.approx(exact, rel=1e-12, abs=0.0)
@@ -37,7 +41,9 @@ def test_rows_that_are_not_finite_have_no_finite_square() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_only_rows_that_are_not_finite_are_blanked(dtype: torch.dtype) -> None:
-    rows = torch.tensor([[1.0, float("inf")], [3.4e38, -3.4e38], [float("nan"), 0.0], [1e-45, 2.0]], dtype=dtype)
+    rows = torch.tensor(
+        [[1.0, float("inf")], [3.4e38, -3.4e38], [float("nan"), 0.0], [1e-45, 2.0]], dtype=dtype
+    )
     kept = rows.clone()
     blank_infinite_rows_(rows, squared_norms(rows))
     assert torch.equal(rows[[0, 2]], torch.zeros(2, 2, dtype=dtype))

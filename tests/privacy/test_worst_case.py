@@ -1,4 +1,5 @@
-"""One row moves a clipped sum by at most the clip norm and the stated slack, whatever the row and its companions are."""
+"""One row moves a clipped sum by at most the clip norm and the stated slack, whatever the row and
+its companions are."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def l1(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("count", [50, 5, 3, 2])
 def test_a_batch_of_equal_rows_at_a_kink_moves_by_one_clip_norm(count: int) -> None:
-    """A row more or less changes no kernel: it did once, and 50 equal rows turned around together."""
+    """A row more or less changes no kernel: it did once, and 50 equal rows turned around
+    together."""
     torch.manual_seed(0)
     linear = nn.Linear(8, 1)
     module, weight, bias = nn.Sequential(linear), linear.weight.detach()[0], linear.bias.detach()[0]
@@ -61,7 +63,8 @@ def test_a_batch_of_equal_rows_at_a_kink_moves_by_one_clip_norm(count: int) -> N
 
 
 def test_what_a_node_contributes_does_not_depend_on_its_neighbours() -> None:
-    """Two nodes in one process: one draws 49 or 50 rows, the other's 40 rows at a kink stay as they are."""
+    """Two nodes in one process: one draws 49 or 50 rows, the other's 40 rows at a kink stay as they
+    are."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 1))
     engine, flat_D = clipping_engine(module, l1), ParameterLayout.of(module).flatten(module)
@@ -72,7 +75,9 @@ def test_what_a_node_contributes_does_not_depend_on_its_neighbours() -> None:
     for drawn in (49, 50, 1, 0):
         present = torch.zeros(2, 50, dtype=torch.bool)
         present[0, :40], present[1, :drawn] = True, True
-        sums.append(engine.clipped_sum(flat_D.expand(2, -1), rows.clone(), targets.clone(), present, 1.0)[0])
+        sums.append(
+            engine.clipped_sum(flat_D.expand(2, -1), rows.clone(), targets.clone(), present, 1.0)[0]
+        )
     assert all(torch.equal(sums[0], other) for other in sums[1:])
 
 
@@ -91,7 +96,9 @@ def test_tiny_gradients_of_huge_inputs_are_clipped(clip: float, layers: int, flu
     present = torch.ones(1, 1, dtype=torch.bool)
     torch.set_flush_denormal(flushed)
     try:
-        total = engine.clipped_sum(flat_D[None], torch.full((1, 1, 1), 1.8e19), torch.zeros(1, 1), present, clip)[0]
+        total = engine.clipped_sum(
+            flat_D[None], torch.full((1, 1, 1), 1.8e19), torch.zeros(1, 1), present, clip
+        )[0]
         assert (float(torch.tensor(2.0**-140) * 1.0) == 0.0) == flushed  # as the caller had it
     finally:
         torch.set_flush_denormal(False)
@@ -110,12 +117,18 @@ def test_the_slack_covers_every_shape_that_is_used() -> None:
 
 
 def test_float32_sums_stay_within_the_bound_where_rounding_is_worst() -> None:
-    """Rows of equal direction, each just below a power of two: every addition rounds the same way."""
+    """Rows of equal direction, each just below a power of two: every addition rounds the same
+    way."""
     shape = PassShape(256, 9)
     module = nn.Sequential(nn.Linear(1, 1, bias=False))
     engine, flat_1D = clipping_engine(module, lambda out, t: out.sum(1)), torch.zeros(1, 1)
     inputs = torch.full((1, shape.places, 1), 1.0 - 2.0**-24)
     present = torch.ones(1, shape.places, dtype=torch.bool)
-    total = engine.clipped_sum(flat_1D, inputs.clone(), torch.zeros(1, shape.places), present, 1.0, shape)
+    total = engine.clipped_sum(
+        flat_1D, inputs.clone(), torch.zeros(1, shape.places), present, 1.0, shape
+    )
     exact = shape.places * (1.0 - 2.0**-24)
-    assert abs(float(total.double()) - exact) <= pass_slack(shape.rows, shape.chunks) * shape.places / 4
+    assert (
+        abs(float(total.double()) - exact)
+        <= pass_slack(shape.rows, shape.chunks) * shape.places / 4
+    )

@@ -1,9 +1,10 @@
-"""Hostile data for the clipping engines: kinks, extremes and thresholds, where random data would show nothing.
+"""Hostile data for the clipping engines: kinks, extremes and thresholds, where random data would
+show nothing.
 
-A trial compares the clipped sums of two neighbouring batches: one row taken out, the last one put in its place. Each row
-lies at a kink of the public model (the last bit of an activation decides its whole gradient), at the end of a range
-(squares that underflow, sums that overflow), or just where a kernel might be chosen by the batch's size.
-"""
+A trial compares the clipped sums of two neighbouring batches: one row taken out, the last one put
+in its place. Each row lies at a kink of the public model (the last bit of an activation decides its
+whole gradient), at the end of a range (squares that underflow, sums that overflow), or just where a
+kernel might be chosen by the batch's size."""
 
 from __future__ import annotations
 
@@ -21,8 +22,43 @@ from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.row_checks import engine_with_equal_rows
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 15, 16, 17, 31, 32, 33, 49, 50, 63, 64, 65, 96, 127, 128, 129, 160, 161)
-SHAPES = (PassShape(16, 1), PassShape(64, 1), PassShape(48, 3), PassShape(160, 2), PassShape(256, 1))
+SIZES = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    11,
+    12,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    49,
+    50,
+    63,
+    64,
+    65,
+    96,
+    127,
+    128,
+    129,
+    160,
+    161,
+)
+SHAPES = (
+    PassShape(16, 1),
+    PassShape(64, 1),
+    PassShape(48, 3),
+    PassShape(160, 2),
+    PassShape(256, 1),
+)
 
 
 def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -64,7 +100,8 @@ class Recurrent(nn.Module):
 
 
 class Case(NamedTuple):
-    """A model, the shape of its inputs, and how many passes of it a machine makes in a second, roughly."""
+    """A model, the shape of its inputs, and how many passes of it a machine makes in a second,
+    roughly."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -116,7 +153,10 @@ class Bench:
         if kind.startswith("extreme"):
             inputs = inputs * 10.0 ** torch.randint(-30, 31, (count, *[1] * len(self.shape)))
         with torch.no_grad():  # at the kink, as computed in one of several shapes
-            pieces = [self.module(piece).flatten(1) for piece in inputs.split(int(torch.randint(1, 9, ())))]
+            pieces = [
+                self.module(piece).flatten(1)
+                for piece in inputs.split(int(torch.randint(1, 9, ())))
+            ]
         targets = torch.cat(pieces)
         if kind == "mixed":
             inputs[::3] = float("nan")
@@ -124,21 +164,32 @@ class Bench:
         return inputs, targets
 
     def prepare(self, shape: PassShape, width: int) -> tuple[CheckedEngine, bool]:
-        """Check rows as before the first release of a run; return the engine and whether rows need fixed places."""
+        """Check rows as before the first release of a run; return the engine and whether rows need
+        fixed places."""
         if shape not in self.checked:
             public = torch.randn(64, *self.shape), torch.randn(64, width)
             self.checked[shape] = engine_with_equal_rows(
-                self.engine, self.model_1D[0], public, lambda fixed: {replace(shape, fixed=fixed): 1}
+                self.engine,
+                self.model_1D[0],
+                public,
+                lambda fixed: {replace(shape, fixed=fixed): 1},
             )
         return self.checked[shape]
 
-    def sum(self, inputs: Tensor, targets: Tensor, present: Tensor, clip: float, shape: PassShape) -> Tensor:
+    def sum(
+        self, inputs: Tensor, targets: Tensor, present: Tensor, clip: float, shape: PassShape
+    ) -> Tensor:
         """Return the clipped sum of a batch in double precision."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             engine, _ = self.prepare(shape, targets.shape[1])
             total = engine.clipped_sum(
-                self.model_1D, inputs[None].clone(), targets[None].clone(), present[None], clip, shape
+                self.model_1D,
+                inputs[None].clone(),
+                targets[None].clone(),
+                present[None],
+                clip,
+                shape,
             )
         return total[0].double()
 
@@ -147,7 +198,8 @@ KINDS = ("kink, equal", "kink, different", "extreme, equal", "extreme, different
 
 
 def trials(case: str, loss: str, seed: int, count: int) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Yield, for one neighbouring pair after the other, how far the sums are apart in clip norms."""
+    """Yield, for one neighbouring pair after the other, how far the sums are apart in clip
+    norms."""
     bench, made = Bench(case, loss, seed), 0
     chance = torch.Generator().manual_seed(seed)
 
@@ -155,7 +207,12 @@ def trials(case: str, loss: str, seed: int, count: int) -> Iterator[tuple[float,
         return values[int(torch.randint(len(values), (), generator=chance))]
 
     while made < count:
-        kind, shape, clip, size = pick(KINDS), pick(SHAPES), pick((1.0, 0.1, 1e-4, 30.0)), pick(SIZES)
+        kind, shape, clip, size = (
+            pick(KINDS),
+            pick(SHAPES),
+            pick((1.0, 0.1, 1e-4, 30.0)),
+            pick(SIZES),
+        )
         inputs, targets = bench.rows(size, kind)
         present = torch.ones(size, dtype=torch.bool)
         whole_D = bench.sum(inputs, targets, present, clip, shape)
@@ -163,13 +220,24 @@ def trials(case: str, loss: str, seed: int, count: int) -> Iterator[tuple[float,
             for change_D in _without(bench, inputs, targets, gone, clip, shape):
                 made += 1
                 change = float((whole_D - change_D).norm()) / clip
-                yield change, {"case": case, "loss": loss, "seed": seed, "kind": kind, "clip": clip, "size": size}
+                yield (
+                    change,
+                    {
+                        "case": case,
+                        "loss": loss,
+                        "seed": seed,
+                        "kind": kind,
+                        "clip": clip,
+                        "size": size,
+                    },
+                )
 
 
 def _without(
     bench: Bench, inputs: Tensor, targets: Tensor, gone: int, clip: float, shape: PassShape
 ) -> Iterator[Tensor]:
-    """Yield the sums of neighbouring batches: a hole and, where places do not matter, the last row in it or all moved up."""
+    """Yield the sums of neighbouring batches: a hole and, where places do not matter, the last row
+    in it or all moved up."""
     size = len(inputs)
     present = torch.arange(size) != gone
     yield bench.sum(inputs, targets, present, clip, shape)

@@ -33,7 +33,9 @@ epsilon = 0.5
 def row(step: int, nodes: int, final: float, bytes_per_step: int, epsilon: float) -> dict[str, Any]:
     """Return an evaluation on a learning curve that ends at `final` after 30 steps."""
     mean = 0.1 + (final - 0.1) * (1 - math.exp(-step / 6)) / (1 - math.exp(-5))
-    values = [mean + 0.004 * ((node * 7) % nodes - (nodes - 1) / 2) * (step > 0) for node in range(nodes)]
+    values = [
+        mean + 0.004 * ((node * 7) % nodes - (nodes - 1) / 2) * (step > 0) for node in range(nodes)
+    ]
     sent = bytes_per_step * step
     return {
         "step": step,
@@ -46,7 +48,9 @@ def row(step: int, nodes: int, final: float, bytes_per_step: int, epsilon: float
         "disagreement": 4 * (1 - final) * step / (0.4 + 0.2 * step),
         "bytes_per_edge": sent,
         "bytes_sent_nodes": [4 * sent] * nodes,
-        "epsilon_nodes": [epsilon * math.sqrt(step / 30)] * nodes if math.isfinite(epsilon) else ["inf"] * nodes,
+        "epsilon_nodes": [epsilon * math.sqrt(step / 30)] * nodes
+        if math.isfinite(epsilon)
+        else ["inf"] * nodes,
         "seconds": 1.4 * step,
     }
 
@@ -87,7 +91,10 @@ def write_folder(
         "neighbouring_relation": "add or remove one example of one node",
         "noise_multiplier": [4.321] * nodes,
         "releases": [30] * nodes,
-        **{key: last[key] for key in ("accuracy_node_mean", "accuracy_node_min", "accuracy_average_model")},
+        **{
+            key: last[key]
+            for key in ("accuracy_node_mean", "accuracy_node_min", "accuracy_average_model")
+        },
         "disagreement": last["disagreement"],
         "bytes_per_edge": last["bytes_per_edge"],
         "bytes_sent_per_node": last["bytes_sent_nodes"][0],
@@ -101,7 +108,12 @@ def write_folder(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in rows))
     (folder / "config.toml").write_text(CONFIG.format(**summary))
     packages = {"dpcsgp": "0.1.0", "torch": "2.9.0"}
-    environment = {"run_id": "0", "python": "3.11.2", "platform": "Linux x86_64", "packages": packages}
+    environment = {
+        "run_id": "0",
+        "python": "3.11.2",
+        "platform": "Linux x86_64",
+        "packages": packages,
+    }
     (folder / "environment.json").write_text(json.dumps(environment))
     return folder
 
@@ -114,7 +126,8 @@ def make_folder(tmp_path: Path) -> MakeFolder:
 
 @pytest.fixture(scope="session")
 def four_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return the folders of four runs as a reader would compare them: ours, exact, alone, and the paper's noise."""
+    """Return the folders of four runs as a reader would compare them: ours, exact, alone, and the
+    paper's noise."""
     make = partial(write_folder, tmp_path_factory.mktemp("four"))
     return [
         make("ours"),

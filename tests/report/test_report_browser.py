@@ -1,4 +1,5 @@
-"""The page in a real browser: quiet console, no request to the outside, readable on a phone and in the dark."""
+"""The page in a real browser: quiet console, no request to the outside, readable on a phone and in
+the dark."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ import pytest
 
 from dpcsgp.report import write_report
 
-selenium = pytest.importorskip("selenium", reason="the browser tests need selenium (pip install dpcsgp[dev])")
+selenium = pytest.importorskip(
+    "selenium", reason="the browser tests need selenium (pip install dpcsgp[dev])"
+)
 from selenium import webdriver  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
@@ -24,12 +27,15 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not (CHROMIUM and DRIVER),
-        reason="chromium or chromedriver is missing (Debian: apt-get install chromium chromium-driver)",
+        reason="chromium or chromedriver is missing (Debian: apt-get install chromium "
+        "chromium-driver)",
     ),
 ]
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --host-resolver-rules=MAP\t*\t~NOTFOUND"
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage "
+    "--host-resolver-rules=MAP\t*\t~NOTFOUND"
 )
 MakeFolder = Callable[..., Path]
 
@@ -65,7 +71,11 @@ def show(browser: webdriver.Chrome, page: Path, width: int = 1440, scheme: str =
 
 def requests(browser: webdriver.Chrome) -> list[str]:
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    return [entry["params"]["request"]["url"] for entry in messages if entry["method"] == "Network.requestWillBeSent"]
+    return [
+        entry["params"]["request"]["url"]
+        for entry in messages
+        if entry["method"] == "Network.requestWillBeSent"
+    ]
 
 
 def find(browser: webdriver.Chrome, selector: str) -> list[WebElement]:
@@ -73,7 +83,8 @@ def find(browser: webdriver.Chrome, selector: str) -> list[WebElement]:
 
 
 def contrast(browser: webdriver.Chrome, selector: str, ground: str) -> float:
-    """Return the least contrast of the elements' text or stroke against the ground (relative luminance, WCAG)."""
+    """Return the least contrast of the elements' text or stroke against the ground (relative
+    luminance, WCAG)."""
     script = """
       const channels = (text) => text.match(/[0-9.]+/g).slice(0, 3).map((x) => x / 255);
       const light = (text) => channels(text).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -89,11 +100,15 @@ def contrast(browser: webdriver.Chrome, selector: str, ground: str) -> float:
 
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_is_quiet_and_fits(browser: webdriver.Chrome, page: Path, width: int, scheme: str) -> None:
+def test_the_page_is_quiet_and_fits(
+    browser: webdriver.Chrome, page: Path, width: int, scheme: str
+) -> None:
     show(browser, page, width, scheme)
     assert browser.get_log("browser") == []
     assert [url for url in requests(browser) if not url.startswith("data:")] == [page.as_uri()]
-    browser.execute_script("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    browser.execute_script(
+        "document.querySelectorAll('details').forEach((part) => { part.open = true; })"
+    )
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     figures = find(browser, ".chart svg")
     assert len(figures) == 5
@@ -106,11 +121,17 @@ def test_the_page_is_quiet_and_fits(browser: webdriver.Chrome, page: Path, width
         assert 0.5 < box["height"] / box["width"] < 0.9
 
 
-def test_an_outside_request_would_be_seen_and_blocked(browser: webdriver.Chrome, page: Path, tmp_path: Path) -> None:
+def test_an_outside_request_would_be_seen_and_blocked(
+    browser: webdriver.Chrome, page: Path, tmp_path: Path
+) -> None:
     altered = tmp_path / "page.html"
-    altered.write_text(page.read_text().replace("</footer>", '<img src="https://example.org/x.png"></footer>'))
+    altered.write_text(
+        page.read_text().replace("</footer>", '<img src="https://example.org/x.png"></footer>')
+    )
     show(browser, altered)
-    assert any("Content Security Policy" in entry["message"] for entry in browser.get_log("browser"))
+    assert any(
+        "Content Security Policy" in entry["message"] for entry in browser.get_log("browser")
+    )
 
 
 @pytest.mark.parametrize("width", [390, 1440])
@@ -136,7 +157,9 @@ def column(browser: webdriver.Chrome, title: str) -> tuple[WebElement, Callable[
     titles = [cell.text.split("\n")[0] for cell in find(browser, "#comparison thead th")]
     place = titles.index(title) + 1
     head = find(browser, f"#comparison thead th:nth-child({place})")[0]
-    return head, lambda: [cell.text for cell in find(browser, f"#comparison tbody tr > :nth-child({place})")]
+    return head, lambda: [
+        cell.text for cell in find(browser, f"#comparison tbody tr > :nth-child({place})")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +182,8 @@ def test_a_click_sorts_and_another_turns_the_order(
     button.click()
     assert texts() == ascending[::-1]
     assert [
-        cell.get_attribute("aria-sort") for cell in find(browser, "#comparison th[aria-sort]:not([aria-sort=none])")
+        cell.get_attribute("aria-sort")
+        for cell in find(browser, "#comparison th[aria-sort]:not([aria-sort=none])")
     ] == ["descending"]
 
 
@@ -177,9 +201,7 @@ def test_the_keyboard_sorts_and_dashes_stay_last(browser: webdriver.Chrome, page
 def test_a_run_can_be_hidden_in_all_figures(browser: webdriver.Chrome, page: Path) -> None:
     show(browser, page)
     chip = find(browser, '.chip[data-run="2"]')[0]
-    shown = (
-        "return [...document.querySelectorAll('.chart .run-2')].filter((e) => e.getBoundingClientRect().width).length"
-    )
+    shown = "return [...document.querySelectorAll('.chart .run-2')].filter((e) => e.getBoundingClientRect().width).length"
     assert browser.execute_script(shown) > 5
     chip.click()
     assert (browser.execute_script(shown), chip.get_attribute("aria-pressed")) == (0, "false")
@@ -189,7 +211,11 @@ def test_a_run_can_be_hidden_in_all_figures(browser: webdriver.Chrome, page: Pat
 
 def test_one_run_fits_a_phone(browser: webdriver.Chrome, make_folder: MakeFolder) -> None:
     name = "a_folder_name_that_is_longer_than_any_phone_is_wide_and_has_no_space"
-    changes: dict[str, Any] = {"stopped_because": "diverged: " + "x" * 200, "private": False, "seeded": True}
+    changes: dict[str, Any] = {
+        "stopped_because": "diverged: " + "x" * 200,
+        "private": False,
+        "seeded": True,
+    }
     show(browser, write_report([make_folder(name, nodes=64, **changes)]), 390)
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390

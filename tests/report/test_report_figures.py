@@ -1,4 +1,5 @@
-"""Paper-like figures: mean and spread over repeats, one colour per method, files that are the same every time."""
+"""Paper-like figures: mean and spread over repeats, one colour per method, files that are the same
+every time."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ def two_panels(log_x: bool = False) -> Figure:
     ours = Curve("dp-csgp, rot:1", X, Y - 0.01)
     alone = Curve("local", np.zeros(4), Y - 0.2)
     return accuracy_panels(
-        {"ε = 0.5": [ours, exact, alone], "ε = 0.2 $x_": [exact, alone]}, "MB per edge", "test accuracy", log_x=log_x
+        {"ε = 0.5": [ours, exact, alone], "ε = 0.2 $x_": [exact, alone]},
+        "MB per edge",
+        "test accuracy",
+        log_x=log_x,
     )
 
 
@@ -60,7 +64,11 @@ def test_a_method_keeps_its_colour_and_zero_bytes_become_a_level() -> None:
     level = second.lines[1]
     np.testing.assert_allclose(np.asarray(level.get_ydata(), dtype=float), Y.mean(axis=0)[-1] - 0.2)
     assert level.get_linestyle() == ":"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dp-csgp, rot:1", "dp2sgd", "local"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "dp-csgp, rot:1",
+        "dp2sgd",
+        "local",
+    ]
     assert sum(isinstance(artist, PolyCollection) for artist in first.collections) == 2
 
 
@@ -82,14 +90,23 @@ def test_files_are_the_same_every_time(tmp_path: Path) -> None:
         return accuracy_panels({"ε": [Curve("a", X, Y)]}, "x", "y", log_x=True)
 
     paths = [save_figure(figure(), tmp_path / name / "fig1_eps0.5") for name in ("a", "b")]
-    assert [path.name for path in paths[0]] == ["fig1_eps0.5.png", "fig1_eps0.5.svg", "fig1_eps0.5.pdf"]
+    assert [path.name for path in paths[0]] == [
+        "fig1_eps0.5.png",
+        "fig1_eps0.5.svg",
+        "fig1_eps0.5.pdf",
+    ]
     for first, second in zip(*paths, strict=True):
         assert first.stat().st_size > 1000
         assert first.read_bytes() == second.read_bytes()
 
 
 def test_rows_survive_csv(tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "new" / "rows.csv", [{"step": 1, "name": 'a,"b"'}, {"step": 2, "nodes": [0, 1]}])
+    path = write_csv(
+        tmp_path / "new" / "rows.csv", [{"step": 1, "name": 'a,"b"'}, {"step": 2, "nodes": [0, 1]}]
+    )
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
-    assert rows == [{"step": "1", "name": 'a,"b"', "nodes": ""}, {"step": "2", "name": "", "nodes": "[0, 1]"}]
+    assert rows == [
+        {"step": "1", "name": 'a,"b"', "nodes": ""},
+        {"step": "2", "name": "", "nodes": "[0, 1]"},
+    ]

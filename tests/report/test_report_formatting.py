@@ -6,7 +6,16 @@ import math
 
 import pytest
 
-from dpcsgp.report.formatting import DASH, as_number, duration, epsilon, megabytes, plain_text, score, significant
+from dpcsgp.report.formatting import (
+    DASH,
+    as_number,
+    duration,
+    epsilon,
+    megabytes,
+    plain_text,
+    score,
+    significant,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +35,12 @@ def test_numbers_keep_three_digits(value: float, text: str) -> None:
 
 
 def test_what_is_missing_is_a_dash_and_infinity_a_sign() -> None:
-    assert [significant(math.nan), megabytes(math.nan), duration(math.nan), score("accuracy", math.nan)] == [DASH] * 4
+    assert [
+        significant(math.nan),
+        megabytes(math.nan),
+        duration(math.nan),
+        score("accuracy", math.nan),
+    ] == [DASH] * 4
     assert [significant(math.inf), epsilon(math.inf)] == ["∞", "∞"]
     assert plain_text(None) == DASH
 
@@ -38,7 +52,13 @@ def test_eps_is_never_rounded_down(value: float) -> None:
 
 
 def test_eps_that_needs_no_rounding_stays() -> None:
-    assert [epsilon(value) for value in (0.5, 0.3, 0.29, 8.0, 345.0)] == ["0.5", "0.3", "0.29", "8", "345"]
+    assert [epsilon(value) for value in (0.5, 0.3, 0.29, 8.0, 345.0)] == [
+        "0.5",
+        "0.3",
+        "0.29",
+        "8",
+        "345",
+    ]
 
 
 def test_json_values_are_read_as_numbers() -> None:

@@ -1,4 +1,5 @@
-"""The page: tells what the files say, warns where a number must not be believed, and asks nothing of the outside."""
+"""The page: tells what the files say, warns where a number must not be believed, and asks nothing
+of the outside."""
 
 from __future__ import annotations
 
@@ -81,7 +82,11 @@ def test_many_runs_are_compared(page_of_four: Page) -> None:
     assert "Best accuracy, node mean 89.4 % exact" in page.text
     assert "346" in page.text
     assert "3 of 4" in page.text
-    for warning in ("Not private: seeded noise", "Less private than claimed", "Theorem not satisfied"):
+    for warning in (
+        "Not private: seeded noise",
+        "Less private than claimed",
+        "Theorem not satisfied",
+    ):
         assert warning in page.text
     assert page.source.count('data-run="') == 4
     assert 'id="differing"' in page.source
@@ -96,20 +101,30 @@ def test_the_page_is_self_contained_and_well_formed(page_of_four: Page) -> None:
     assert not {"#010101", "#020202"} & set(re.findall(r"#[0-9a-f]{6}", page.source))
 
 
-def test_the_same_folders_give_the_same_page(four_folders: list[Path], page_of_four: Page, tmp_path: Path) -> None:
-    assert write_report(four_folders, tmp_path / "again.html").read_text(encoding="utf-8") == page_of_four.source
+def test_the_same_folders_give_the_same_page(
+    four_folders: list[Path], page_of_four: Page, tmp_path: Path
+) -> None:
+    assert (
+        write_report(four_folders, tmp_path / "again.html").read_text(encoding="utf-8")
+        == page_of_four.source
+    )
 
 
 def test_text_is_escaped(make_folder: MakeFolder, tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
-    folders = [make_folder("a", stopped_because=evil, task=evil, graph=evil), make_folder('<b>"$x^2$')]
+    folders = [
+        make_folder("a", stopped_because=evil, task=evil, graph=evil),
+        make_folder('<b>"$x^2$'),
+    ]
     page = Page(write_report(folders, tmp_path / "page.html"))
     assert page.tags.count("script") == 1
     assert evil in page.text
     assert '<b>"$x^2$' not in page.source
 
 
-def test_where_the_page_goes(make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_page_goes(
+    make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders = [make_folder("a"), make_folder("b")]
     monkeypatch.chdir(tmp_path)
     assert write_report(folders) == Path("report.html")
@@ -150,7 +165,10 @@ def test_a_sound_run_beside_its_control_is_not_warned_about(make_folder: MakeFol
 
 
 def test_a_control_on_other_data_is_none(make_folder: MakeFolder) -> None:
-    runs = [make_folder("a"), make_folder("b", algorithm="local", bytes_per_step=0, partition="shards:2")]
+    runs = [
+        make_folder("a"),
+        make_folder("b", algorithm="local", bytes_per_step=0, partition="shards:2"),
+    ]
     assert ("hint", "No zero-byte control") in titles(runs)
 
 
@@ -172,17 +190,24 @@ def test_missing_optional_values_are_dashes(make_folder: MakeFolder) -> None:
     assert "Verified ε –" in page.text
 
 
-@pytest.mark.parametrize("shape", ["one row", "diverged", "no noise", "loss", "many nodes", "one node"])
+@pytest.mark.parametrize(
+    "shape", ["one row", "diverged", "no noise", "loss", "many nodes", "one node"]
+)
 @pytest.mark.filterwarnings("error")
 def test_unusual_runs_are_drawn(make_folder: MakeFolder, shape: str) -> None:
     folder = make_folder(
-        nodes={"many nodes": 200, "one node": 1}.get(shape, 4), bytes_per_step=0 if shape == "one node" else 99
+        nodes={"many nodes": 200, "one node": 1}.get(shape, 4),
+        bytes_per_step=0 if shape == "one node" else 99,
     )
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines()
     rows = [json.loads(line) for line in (lines[-1:] if shape == "one row" else lines)]
     if shape == "diverged":
-        rows[-1] |= {"accuracy_nodes": ["nan"] * 4, "accuracy_node_mean": "nan", "disagreement": "inf"}
+        rows[-1] |= {
+            "accuracy_nodes": ["nan"] * 4,
+            "accuracy_node_mean": "nan",
+            "disagreement": "inf",
+        }
     if shape == "no noise":
         rows = [row | {"epsilon_nodes": ["inf"] * 4} for row in rows]
     if shape == "one node":
@@ -191,13 +216,19 @@ def test_unusual_runs_are_drawn(make_folder: MakeFolder, shape: str) -> None:
     path.write_text(text.replace("accuracy_", "loss_") if shape == "loss" else text)
     page = Page(write_report([folder]))
     assert page.source.count("<figcaption>") == 5
-    missing = {"no noise": "No run has a finite ε", "one node": "No message was sent", "loss": "Loss, node mean"}
+    missing = {
+        "no noise": "No run has a finite ε",
+        "one node": "No message was sent",
+        "loss": "Loss, node mean",
+    }
     assert missing.get(shape, "Accuracy, node mean") in page.text
 
 
 def test_sorting_values_are_numbers_even_where_text_is_rounded(four_folders: list[Path]) -> None:
     table = comparison(read_many(four_folders), "accuracy")
-    cells = {title: [row[column] for row in table.rows] for column, title in enumerate(table.columns)}
+    cells = {
+        title: [row[column] for row in table.rows] for column, title in enumerate(table.columns)
+    }
     assert [cell.text for cell in cells["MB per edge"]] == ["0.41", "12.2", "0", "9.15"]
     assert cells["MB per edge"][0].order == 13_667 * 30 / 1e6
     assert cells["Disagreement"][2] == type(cells["Disagreement"][2])("–", None, numeric=True)

@@ -1,4 +1,5 @@
-"""Colours that stand out from the ground and from one another, for readers with any kind of colour vision."""
+"""Colours that stand out from the ground and from one another, for readers with any kind of colour
+vision."""
 
 from __future__ import annotations
 
@@ -11,9 +12,21 @@ from dpcsgp.report.palette import COLOURS, MARKERS, colour, marker
 # Linear RGB as seen without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
 SIGHT = {
     "normal": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
-    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.01182, 0.04294, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.3039],
+    ],
 }
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 WHITE = np.array([0.95047, 1.0, 1.08883])
@@ -35,14 +48,20 @@ def cielab(rgb: Floats) -> Floats:
 @pytest.mark.parametrize("sight", SIGHT)
 def test_any_two_colours_differ(sight: str, column: int) -> None:
     seen = [cielab(np.array(SIGHT[sight]) @ linear(pair[column])) for pair in COLOURS]
-    distances = [np.linalg.norm(first - second) for index, first in enumerate(seen) for second in seen[:index]]
+    distances = [
+        np.linalg.norm(first - second)
+        for index, first in enumerate(seen)
+        for second in seen[:index]
+    ]
     assert min(distances) >= 20
 
 
 @pytest.mark.parametrize(("column", "ground"), [(0, "#ffffff"), (1, "#161d25")])
 def test_colours_stand_out_from_the_ground(column: int, ground: str) -> None:
     for pair in COLOURS:
-        dark, bright = sorted(float(XYZ[1] @ linear(spelled)) + 0.05 for spelled in (pair[column], ground))
+        dark, bright = sorted(
+            float(XYZ[1] @ linear(spelled)) + 0.05 for spelled in (pair[column], ground)
+        )
         assert bright / dark >= 3.5
 
 

@@ -35,7 +35,11 @@ def test_a_folder_is_read(make_folder: MakeFolder) -> None:
         ("summary.json", None, ["summary.json does not exist", "--resume"]),
         ("summary.json", "{", ["summary.json cannot be read"]),
         ("summary.json", "[]", ["summary.json is no summary"]),
-        ("summary.json", '{"algorithm": "x", "private": "false"}', ["private = 'false'", "expected true or false"]),
+        (
+            "summary.json",
+            '{"algorithm": "x", "private": "false"}',
+            ["private = 'false'", "expected true or false"],
+        ),
         ("metrics.jsonl", None, ["metrics.jsonl does not exist"]),
         ("metrics.jsonl", "", ["metrics.jsonl holds no evaluation"]),
         ("metrics.jsonl", "{\n{}\n", ["metrics.jsonl, line 1 is not JSON"]),
@@ -43,7 +47,9 @@ def test_a_folder_is_read(make_folder: MakeFolder) -> None:
         ("metrics.jsonl", "7\n", ["metrics.jsonl, line 1 has no step"]),
     ],
 )
-def test_damage_is_named(make_folder: MakeFolder, file: str, content: str | None, words: list[str]) -> None:
+def test_damage_is_named(
+    make_folder: MakeFolder, file: str, content: str | None, words: list[str]
+) -> None:
     folder = make_folder()
     path = folder / file
     path.unlink() if content is None else path.write_text(content)
@@ -80,13 +86,19 @@ def test_missing_settings_are_remarked_on(make_folder: MakeFolder) -> None:
 
 def test_names_tell_folders_apart_and_each_is_read_once(make_folder: MakeFolder) -> None:
     folders = [make_folder("a/run"), make_folder("b/run"), make_folder("c")]
-    assert [run.name for run in read_many([*folders, folders[0]])] == ["a/run", "b/run", folders[2].parent.name + "/c"]
+    assert [run.name for run in read_many([*folders, folders[0]])] == [
+        "a/run",
+        "b/run",
+        folders[2].parent.name + "/c",
+    ]
 
 
 def test_accuracy_is_preferred_and_runs_must_share_a_metric(make_folder: MakeFolder) -> None:
     first, second = make_folder("a"), make_folder("b")
     rows = [json.loads(line) for line in (first / "metrics.jsonl").read_text().splitlines()]
-    (first / "metrics.jsonl").write_text("".join(json.dumps({"loss_node_mean": 1.0, **row}) + "\n" for row in rows))
+    (first / "metrics.jsonl").write_text(
+        "".join(json.dumps({"loss_node_mean": 1.0, **row}) + "\n" for row in rows)
+    )
     assert shared_metric(read_many([first])) == "accuracy"
     assert shared_metric(read_many([first, second])) == "accuracy"
     replace_metric(second, "margin")

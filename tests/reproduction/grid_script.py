@@ -11,7 +11,9 @@ BASE = (
     "task.name=digits", "task.model=mlp:16", "graph.num_nodes=3", "graph.name=directed_ring", "privacy.epsilon=2",
     "algorithm.steps=600", "run.evaluate_every=200", "run.checkpoint_every=20", "run.seed=1", "privacy.seed=1",
 )  # fmt: skip
-CELLS = [Cell((*BASE, f"compression.spec={spec}"), {"method": spec}) for spec in ("rot:1", "gsgd:4/64")]
+CELLS = [
+    Cell((*BASE, f"compression.spec={spec}"), {"method": spec}) for spec in ("rot:1", "gsgd:4/64")
+]
 
 
 def show(text: str, done: int, total: int) -> None:

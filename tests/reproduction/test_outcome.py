@@ -19,7 +19,10 @@ def run(accuracy: float, method: str, seed: int, stopped: str = "completed") -> 
         "accuracy_node_mean": accuracy, "accuracy_node_min": accuracy, "accuracy_average_model": accuracy, "steps": 3,
         "bytes_per_edge": 1e6, "epsilon_claimed": 0.5, "epsilon": "inf", "stopped_because": stopped,
     }  # fmt: skip
-    rows = [{"bytes_per_edge": 1e6 * step, "accuracy_node_mean": accuracy, "epsilon_nodes": [0.5]} for step in range(3)]
+    rows = [
+        {"bytes_per_edge": 1e6 * step, "accuracy_node_mean": accuracy, "epsilon_nodes": [0.5]}
+        for step in range(3)
+    ]
     return Done({"method": method}, summary, rows, Path(f"x-{seed}-abc"))
 
 

@@ -1,8 +1,9 @@
-"""Train in this process and write down every frame before it is delivered; started, and killed, by `test_kill.py`.
+"""Train in this process and write down every frame before it is delivered; started, and killed, by
+`test_kill.py`.
 
-Arguments: results folder, file of the wiretap, "new" or "resume", then settings. The operating system has the wiretap's
-line before the exchange returns, so a killed process cannot have delivered more than it shows.
-"""
+Arguments: results folder, file of the wiretap, "new" or "resume", then settings. The operating
+system has the wiretap's line before the exchange returns, so a killed process cannot have delivered
+more than it shows."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ from dpcsgp.compression import frames
 from dpcsgp.config import load_config
 from dpcsgp.graphs import Topology
 from dpcsgp.network import Simulator
-from dpcsgp.runs.build import assemble, load_data
-from dpcsgp.runs.design import design
+from dpcsgp.runs.build import build_run, load_builtin_data
+from dpcsgp.runs.design import design_run
 from dpcsgp.runs.folder import ResultsFolder
-from dpcsgp.runtime.session import load_snapshot
+from dpcsgp.runtime.session import load_checkpoint
 
 
 class Wiretap(Simulator):
-    """A network that appends the kind, round and node of every frame to a file before the frame arrives anywhere."""
+    """A network that appends the kind, round and node of every frame to a file before the frame
+    arrives anywhere."""
 
     def __init__(self, topology: Topology, path: Path) -> None:
         super().__init__(topology)
@@ -63,15 +65,15 @@ def main() -> None:
     else:
         config = load_config(None, settings)
         folder = ResultsFolder.create(out, config)
-    data = load_data(config)
-    blueprint = design(config, data.facts)
-    network = Wiretap(blueprint.topology, tap)
-    run = assemble(blueprint, data, network, folder.path, folder.run_id)
+    data = load_builtin_data(config)
+    design = design_run(config, data.facts)
+    network = Wiretap(design.topology, tap)
+    run = build_run(design, data, network, folder.path, folder.run_id)
     run = replace(run, algorithm=cast(Any, Noting(run.algorithm, network)))
-    snapshot = load_snapshot(run) if mode == "resume" else None
+    snapshot = load_checkpoint(run) if mode == "resume" else None
     print("ready", flush=True)
     progress = training.train(run, watch=lambda _: time.sleep(0.01), resume_from=snapshot)
-    folder.finish(blueprint, run, progress)
+    folder.finish(design, run, progress)
 
 
 if __name__ == "__main__":

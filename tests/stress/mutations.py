@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 
 def mutations(bodies: list[bytes], count: int, seed: int) -> Iterator[tuple[int, bytes]]:
-    """Yield `count` damaged versions, each with the number of the body it was made from; equal bytes are left out."""
+    """Yield `count` damaged versions, each with the number of the body it was made from; equal
+    bytes are left out."""
     dice = random.Random(seed)
     made = 0
     while made < count:
@@ -24,7 +25,19 @@ def _damage(body: bytearray, dice: random.Random, others: list[bytes]) -> None:
     place = dice.randrange(len(body) + 1)
     length = dice.choice((1, 2, 4, 8, 16, 100))
     kind = dice.choice(
-        ("flip", "flip", "flip", "byte", "number", "cut", "insert", "delete", "double", "splice", "append")
+        (
+            "flip",
+            "flip",
+            "flip",
+            "byte",
+            "number",
+            "cut",
+            "insert",
+            "delete",
+            "double",
+            "splice",
+            "append",
+        )
     )
     if kind in ("flip", "byte", "number") and not body:
         kind = "insert"
@@ -32,9 +45,15 @@ def _damage(body: bytearray, dice: random.Random, others: list[bytes]) -> None:
     if kind == "flip":
         body[at] ^= 1 << dice.randrange(8)
     elif kind == "byte":
-        body[at] = dice.choice((0, 1, 0x7F, 0x80, 0xFF, ord("{"), ord('"'), ord("\n"), ord("9"), dice.randrange(256)))
-    elif kind == "number":  # a large or negative little-endian number, where a length or count may stand
-        body[at : at + 8] = dice.choice((0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)).to_bytes(8, "little")
+        body[at] = dice.choice(
+            (0, 1, 0x7F, 0x80, 0xFF, ord("{"), ord('"'), ord("\n"), ord("9"), dice.randrange(256))
+        )
+    elif (
+        kind == "number"
+    ):  # a large or negative little-endian number, where a length or count may stand
+        body[at : at + 8] = dice.choice((0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)).to_bytes(
+            8, "little"
+        )
     elif kind == "cut":
         del body[place:]
     elif kind == "insert":

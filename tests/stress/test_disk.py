@@ -1,4 +1,5 @@
-"""Full disks and read-only folders: one clear line, exit code 1 or 2, and the previous state intact."""
+"""Full disks and read-only folders: one clear line, exit code 1 or 2, and the previous state
+intact."""
 
 from __future__ import annotations
 
@@ -43,9 +44,10 @@ def assert_clear(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode in (1, 2), done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     assert done.stderr.strip().startswith("error: ")
-    assert any(word in done.stderr for word in ("free space", "writable", "choose another", "another --out")), (
-        done.stderr
-    )
+    assert any(
+        word in done.stderr
+        for word in ("free space", "writable", "choose another", "another --out")
+    ), done.stderr
 
 
 @pytest.mark.slow
@@ -54,13 +56,17 @@ def assert_clear(done: subprocess.CompletedProcess[str]) -> None:
     [(100, []), (900, []), (8000, []), (3500, ["run.checkpoint_every=0", "run.evaluate_every=1"])],
     ids=["first file", "settings or ledger", "checkpoint", "rows"],
 )
-def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path, limit: int, more: list[str]) -> None:
+def test_a_full_disk_ends_the_run_with_one_line(
+    tmp_path: Path, limit: int, more: list[str]
+) -> None:
     assert_clear(run_with(limit, *settings(*more), "--out", str(tmp_path / "run")))
     assert not list((tmp_path / "run").rglob(".*.tmp"))
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_during_a_resume_leaves_the_checkpoint_and_the_ledger_whole(tmp_path: Path) -> None:
+def test_a_disk_that_fills_during_a_resume_leaves_the_checkpoint_and_the_ledger_whole(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "run"
     assert run_with(None, *settings(), "--out", str(out)).returncode == 0
     for path in out.glob("checkpoint/step-000008*"):  # as if it had been cut after step 6
@@ -73,7 +79,7 @@ def test_a_disk_that_fills_during_a_resume_leaves_the_checkpoint_and_the_ledger_
     assert read_ledger(out / "ledger" / "node-0000.jsonl").continues(ledger.head, ledger.count)
     run_id = json.loads((out / "environment.json").read_text())["run_id"]
     fingerprint = load_config(out / "config.toml").fingerprint()
-    assert CheckpointFolder(out / "checkpoint", run_id, config=fingerprint).whole_steps() == [6]
+    assert CheckpointFolder(out / "checkpoint", run_id, config=fingerprint).complete_steps() == [6]
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Damaged, forged and foreign input: only the documented errors come out, nothing else changes.
 
-`make test` makes 5,000 mutations, `make stress` 110,000; the same seed gives the same mutations everywhere.
-"""
+`make test` makes 5,000 mutations, `make stress` 110,000; the same seed gives the same mutations
+everywhere."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from dpcsgp.network import Simulator
 from dpcsgp.privacy.events import ReleaseEvent
 from dpcsgp.privacy.ledger import Ledger, LedgerHeader, read_ledger
 from dpcsgp.randomness import PublicRandomness
-from dpcsgp.records.checkpoint import CheckpointFolder, Snapshot
-from dpcsgp.runs.build import assemble, load_data
-from dpcsgp.runs.design import design
+from dpcsgp.records.checkpoint import Checkpoint, CheckpointFolder
+from dpcsgp.runs.build import build_run, load_builtin_data
+from dpcsgp.runs.design import design_run
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.tasks.downloads.catalogue import Published
 from dpcsgp.tasks.downloads.datasets import fetch_published
@@ -42,27 +42,36 @@ EVENT = ReleaseEvent("poisson", 1 / 3, 4.0)
 
 def trials(in_ci: int) -> pytest.MarkDecorator:
     """Run a test with `in_ci` mutations under `slow`, and 22 times as many under `stress`."""
-    counts = [pytest.param(in_ci, marks=pytest.mark.slow), pytest.param(22 * in_ci, marks=pytest.mark.stress)]
+    counts = [
+        pytest.param(in_ci, marks=pytest.mark.slow),
+        pytest.param(22 * in_ci, marks=pytest.mark.stress),
+    ]
     return pytest.mark.parametrize("count", counts)
 
 
 def make_frames(key: bytes | None, step: int = 7, payload: int = 40) -> torch.Tensor:
     values = torch.arange(2 * payload, dtype=torch.uint8).view(2, payload)
-    return frames.join([4, 9], step, torch.tensor([[0.75], [1.25]], dtype=torch.float64), values, key)
+    return frames.join(
+        [4, 9], step, torch.tensor([[0.75], [1.25]], dtype=torch.float64), values, key
+    )
 
 
 @trials(2000)
 @pytest.mark.parametrize("key", [None, KEY], ids=["unkeyed", "keyed"])
 def test_no_mutated_frame_is_accepted(count: int, key: bytes | None) -> None:
     good = [bytes(row.numpy()) for row in make_frames(key)]
-    foreign = [bytes(row.numpy()) for row in torch.cat([make_frames(OTHER_KEY), make_frames(key, step=6)])]
+    foreign = [
+        bytes(row.numpy()) for row in torch.cat([make_frames(OTHER_KEY), make_frames(key, step=6)])
+    ]
     refused = 0
     for number, body in mutations([*good, *foreign], count // 2, seed=1):
         if body in good:
             continue
         sender = (4, 9)[number % 2]
         row = (
-            torch.frombuffer(bytearray(body), dtype=torch.uint8)[None] if body else torch.zeros(1, 0, dtype=torch.uint8)
+            torch.frombuffer(bytearray(body), dtype=torch.uint8)[None]
+            if body
+            else torch.zeros(1, 0, dtype=torch.uint8)
         )
         with pytest.raises(WireError, match=f"sender {sender} at step 7"):
             frames.split(row, [sender], 7, 40, key=key)
@@ -122,12 +131,17 @@ def test_mutated_ledgers_are_refused_or_forget_nothing(tmp_path: Path, count: in
         assert set(contents.counts) <= {EVENT}
         assert contents.count >= body.count(b'{"kind":"release"'), body
         assert path.read_bytes() == body  # reading repairs nothing
-    print(f"\n{count} mutated ledgers: {refused} refused, the others counted every release before the damage")
+    print(
+        f"\n{count} mutated ledgers: {refused} refused, the others counted every release before "
+        "the damage"
+    )
     assert refused > count / 3
 
 
 @trials(1000)
-def test_mutated_checkpoints_are_refused_and_the_one_before_is_taken(tmp_path: Path, count: int) -> None:
+def test_mutated_checkpoints_are_refused_and_the_one_before_is_taken(
+    tmp_path: Path, count: int
+) -> None:
     folder = CheckpointFolder(tmp_path, "run")
     saved = {step: {"x_ND": torch.full((2, 8), float(step))} for step in (10, 20)}
     for step, tensors in saved.items():
@@ -137,14 +151,17 @@ def test_mutated_checkpoints_are_refused_and_the_one_before_is_taken(tmp_path: P
     taken = {10: 0, 20: 0}
     for number, body in mutations(bodies, count, seed=3):
         newest[number].write_bytes(body)
-        snapshot = folder.load_common([folder.whole_steps()])
+        snapshot = folder.load_common([folder.complete_steps()])
         assert snapshot is not None
         assert torch.equal(snapshot.tensors["x_ND"], saved[snapshot.step]["x_ND"])
         assert snapshot.meta == {"round": snapshot.step, "ledger": {"0": ["ab", snapshot.step]}}
         taken[snapshot.step] += 1
         assert newest[number].read_bytes() == body
         newest[number].write_bytes(bodies[number])
-    print(f"\n{count} mutated checkpoints: {taken[10]} refused, {taken[20]} said the same in other spelling")
+    print(
+        f"\n{count} mutated checkpoints: {taken[10]} refused, {taken[20]} said the same in other "
+        "spelling"
+    )
     assert taken[10] > 0.9 * count
     with pytest.raises(CheckpointError, match="another run"):
         CheckpointFolder(tmp_path, "other").load(10)
@@ -154,7 +171,10 @@ def test_mutated_checkpoints_are_refused_and_the_one_before_is_taken(tmp_path: P
 def test_mutated_settings_give_settings_or_one_kind_of_error(tmp_path: Path, count: int) -> None:
     path = tmp_path / "config.toml"
     refused = 0
-    bodies = [to_toml(load_config(None, [])).encode(), to_toml(load_config(None, ["privacy.seed=5"])).encode()]
+    bodies = [
+        to_toml(load_config(None, [])).encode(),
+        to_toml(load_config(None, ["privacy.seed=5"])).encode(),
+    ]
     for _, body in mutations(bodies, count, seed=4):
         path.write_bytes(body)
         try:
@@ -168,7 +188,9 @@ def test_mutated_settings_give_settings_or_one_kind_of_error(tmp_path: Path, cou
 @trials(200)
 def test_mutated_edge_files_give_a_graph_or_one_kind_of_error(tmp_path: Path, count: int) -> None:
     path = tmp_path / "edges.txt"
-    for _, body in mutations([b"# ring\n0 1\n1 2\n2 3\n3 0\n", b"0 1\n1 0\n0 2\n2 0\n0 3\n3 0\n"], count, seed=5):
+    for _, body in mutations(
+        [b"# ring\n0 1\n1 2\n2 3\n3 0\n", b"0 1\n1 0\n0 2\n2 0\n0 3\n3 0\n"], count, seed=5
+    ):
         path.write_bytes(body)
         with contextlib.suppress(ConfigError):
             assert isinstance(from_edges_file(path, 4), Topology)
@@ -194,7 +216,10 @@ def idx(array: np.ndarray) -> bytes:
 def test_mutated_data_files_are_never_taken_for_the_data(tmp_path: Path, count: int) -> None:
     generator = np.random.default_rng(0)
     arrays = Parts(
-        *(generator.integers(0, 255, shape, dtype=np.uint8) for shape in ((6, 1, 3, 3), (6,), (2, 1, 3, 3), (2,)))
+        *(
+            generator.integers(0, 255, shape, dtype=np.uint8)
+            for shape in ((6, 1, 3, 3), (6,), (2, 1, 3, 3), (2,))
+        )
     )
     small = Published(
         "small", "for the test", 10, Parts(*(a.shape for a in arrays)), Parts(*map(digest, arrays)),
@@ -219,7 +244,10 @@ def test_mutated_data_files_are_never_taken_for_the_data(tmp_path: Path, count: 
             refused += 1
         if number < 4:
             target.write_bytes(originals[number])
-    print(f"\n{count} mutated data files: {refused} refused, the others were replaced or said the same")
+    print(
+        f"\n{count} mutated data files: {refused} refused, the others were replaced or said the "
+        "same"
+    )
     shutil.rmtree(tmp_path)
 
 
@@ -238,13 +266,27 @@ def test_settings_edited_after_the_start_are_refused(tmp_path: Path) -> None:
 
 def test_a_snapshot_of_another_model_is_refused(tmp_path: Path) -> None:
     config = load_config(
-        None, ["task.name=digits", "task.model=mlp:8", "graph.num_nodes=2", "algorithm.steps=2", "run.evaluate_every=0"]
+        None,
+        [
+            "task.name=digits",
+            "task.model=mlp:8",
+            "graph.num_nodes=2",
+            "algorithm.steps=2",
+            "run.evaluate_every=0",
+        ],
     )
-    data = load_data(config)
-    blueprint = design(config, data.facts)
-    run = assemble(blueprint, data, Simulator(blueprint.topology), tmp_path, "9f3c")
+    data = load_builtin_data(config)
+    design = design_run(config, data.facts)
+    run = build_run(design, data, Simulator(design.topology), tmp_path, "9f3c")
     state = run.algorithm.init(torch.zeros(2, 7))
-    tensors = {name: value for name, value in state._asdict().items() if isinstance(value, torch.Tensor)}
-    meta = {"round": 1, "ledger": run.ledger.heads(), "seconds": 0.0, "traffic": run.network.traffic.as_dict()}
+    tensors = {
+        name: value for name, value in state._asdict().items() if isinstance(value, torch.Tensor)
+    }
+    meta = {
+        "round": 1,
+        "ledger": run.ledger.heads(),
+        "seconds": 0.0,
+        "traffic": run.network.traffic.as_dict(),
+    }
     with pytest.raises(CheckpointError, match="another method or model"):
-        train(run, resume_from=Snapshot(1, tensors, meta))
+        train(run, resume_from=Checkpoint(1, tensors, meta))

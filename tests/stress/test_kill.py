@@ -1,8 +1,9 @@
-"""kill -9 at random moments, then resume: nothing that was sent is missing from the ledger, and every run ends.
+"""kill -9 at random moments, then resume: nothing that was sent is missing from the ledger, and
+every run ends.
 
-`make test` kills 8 times in the simulator and twice among real processes, `make stress` 32 and 8 times. The moments are drawn
-from a seed, but what a moment hits depends on the machine: that is the point.
-"""
+`make test` kills 8 times in the simulator and twice among real processes, `make stress` 32 and 8
+times. The moments are drawn from a seed, but what a moment hits depends on the machine: that is the
+point."""
 
 from __future__ import annotations
 
@@ -34,11 +35,14 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 def start(out: Path, tap: Path, mode: str, *settings: str) -> subprocess.Popen[str]:
     words = [sys.executable, str(DRIVER), str(out), str(tap), mode, *settings]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
 
 
 def killed(out: Path, tap: Path, mode: str, after: float, *settings: str) -> bool:
-    """Start, wait until training begins and then `after` seconds, kill; return whether the process was still running."""
+    """Start, wait until training begins and then `after` seconds, kill; return whether the process
+    was still running."""
     process = start(out, tap, mode, *settings)
     assert process.stdout is not None
     process.stdout.readline()
@@ -50,7 +54,8 @@ def killed(out: Path, tap: Path, mode: str, after: float, *settings: str) -> boo
 
 
 def sent_steps(tap: Path) -> dict[int, int]:
-    """Return, per node, how many frames with a new gradient the wiretap saw (polish rounds release nothing)."""
+    """Return, per node, how many frames with a new gradient the wiretap saw (polish rounds release
+    nothing)."""
     lines = tap.read_text().splitlines() if tap.exists() else []
     return Counter(int(line.split()[2]) for line in lines if line.startswith("gradient"))
 
@@ -76,7 +81,10 @@ def finish(out: Path, tap: Path) -> dict[str, object]:
 
 
 def kills(in_ci: int, in_stress: int) -> pytest.MarkDecorator:
-    counts = [pytest.param(in_ci, marks=pytest.mark.slow), pytest.param(in_stress, marks=pytest.mark.stress)]
+    counts = [
+        pytest.param(in_ci, marks=pytest.mark.slow),
+        pytest.param(in_stress, marks=pytest.mark.stress),
+    ]
     return pytest.mark.parametrize("count", counts)
 
 
@@ -89,7 +97,9 @@ def test_private_runs_forget_no_release(tmp_path: Path, count: int) -> None:
         out, tap = tmp_path / f"run-{run}", tmp_path / f"tap-{run}"
         mode, run = "new", run + 1
         for _ in range(min(3, count - done)):
-            was_running = killed(out, tap, mode, dice.random() * 1.2, *SETTINGS, "privacy.replay_reserve=6")
+            was_running = killed(
+                out, tap, mode, dice.random() * 1.2, *SETTINGS, "privacy.replay_reserve=6"
+            )
             done += was_running
             check_ledger(out, tap)
             mode = "resume"
@@ -105,17 +115,28 @@ def test_private_runs_forget_no_release(tmp_path: Path, count: int) -> None:
         assert summary["releases"] == [written[node] for node in range(NODES)]
         assert float(str(summary["epsilon"])) <= 4
         account = subprocess.run(
-            [sys.executable, "-m", "dpcsgp", "account", str(out), "--json"], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "dpcsgp", "account", str(out), "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
-        assert json.loads(account.stdout)["epsilon"] == pytest.approx(float(str(summary["epsilon"])), rel=1e-9)
+        assert json.loads(account.stdout)["epsilon"] == pytest.approx(
+            float(str(summary["epsilon"])), rel=1e-9
+        )
     print(
-        f"\n{done} kills in {run} private runs: {frames_seen} frames sent, {releases} releases in ledgers; ends {dict(ends)}"
+        f"\n{done} kills in {run} private runs: {frames_seen} frames sent, {releases} releases "
+        f"in ledgers; ends {dict(ends)}"
     )
 
 
 @kills(2, 8)
 def test_seeded_runs_end_bit_identical(tmp_path: Path, count: int) -> None:
-    settings = [*SETTINGS, "privacy.seed=5", "privacy.replay_reserve=60", "compression.spec=gsgd:4/64"]
+    settings = [
+        *SETTINGS,
+        "privacy.seed=5",
+        "privacy.replay_reserve=60",
+        "compression.spec=gsgd:4/64",
+    ]
     process = start(tmp_path / "whole", tmp_path / "tap", "new", *settings)
     _, complaints = process.communicate(timeout=300)
     assert process.returncode == 0, complaints
@@ -141,16 +162,34 @@ def workers_of(parent: int) -> list[int]:
 
 
 def launch(out: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dpcsgp", "launch", "--out", str(out), "--processes", "2", *words]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    command = [
+        sys.executable,
+        "-m",
+        "dpcsgp",
+        "launch",
+        "--out",
+        str(out),
+        "--processes",
+        "2",
+        *words,
+    ]
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers through /proc")
 @kills(2, 8)
 def test_real_processes_go_on_after_one_of_them_is_killed(tmp_path: Path, count: int) -> None:
-    """Kill one worker of `dpcsgp launch`; the others notice, the launcher ends, and --resume ends the run."""
+    """Kill one worker of `dpcsgp launch`; the others notice, the launcher ends, and --resume ends
+    the run."""
     dice, done, run = random.Random(count), 0, 0
-    settings = [*SETTINGS, "privacy.replay_reserve=30", "network.timeout_seconds=8", "algorithm.steps=60"]
+    settings = [
+        *SETTINGS,
+        "privacy.replay_reserve=30",
+        "network.timeout_seconds=8",
+        "algorithm.steps=60",
+    ]
     flags = [word for value in settings for word in ("--set", value)]
     while done < count:
         out = tmp_path / f"run-{run}"
@@ -178,4 +217,6 @@ def test_real_processes_go_on_after_one_of_them_is_killed(tmp_path: Path, count:
         assert float(summary["epsilon"]) <= 4
         reason = str(summary["stopped_because"])
         assert reason == "completed" or reason.startswith("privacy budget spent"), reason
-    print(f"\n{done} workers killed in {run} runs of real processes: every run ended after --resume")
+    print(
+        f"\n{done} workers killed in {run} runs of real processes: every run ended after --resume"
+    )

@@ -58,7 +58,9 @@ def pair() -> Iterator[tuple[Runner, Runner]]:
 
 
 def pairs(in_ci: int, in_stress: int) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("rounds", [in_ci, pytest.param(in_stress, marks=pytest.mark.stress)])
+    return pytest.mark.parametrize(
+        "rounds", [in_ci, pytest.param(in_stress, marks=pytest.mark.stress)]
+    )
 
 
 def race(pair: tuple[Runner, Runner], folder: Path, nodes: list[int]) -> None:
@@ -82,7 +84,9 @@ def write_ledger(path: Path, releases: int) -> Path:
 
 
 @pairs(10, 200)
-def test_two_resumes_after_a_torn_record(tmp_path: Path, pair: tuple[Runner, Runner], rounds: int) -> None:
+def test_two_resumes_after_a_torn_record(
+    tmp_path: Path, pair: tuple[Runner, Runner], rounds: int
+) -> None:
     for number in range(rounds):
         path = write_ledger(tmp_path / str(number) / "node-0000.jsonl", 3)
         path.write_bytes(path.read_bytes()[:-9])
@@ -98,7 +102,9 @@ def test_two_fresh_starts(tmp_path: Path, pair: tuple[Runner, Runner], rounds: i
 
 
 @pairs(10, 200)
-def test_processes_with_other_nodes_share_the_folder(tmp_path: Path, pair: tuple[Runner, Runner], rounds: int) -> None:
+def test_processes_with_other_nodes_share_the_folder(
+    tmp_path: Path, pair: tuple[Runner, Runner], rounds: int
+) -> None:
     for number in range(rounds):
         folder = tmp_path / str(number)
         for runner, nodes in zip(pair, ([0, 2], [1, 3]), strict=True):
@@ -108,7 +114,9 @@ def test_processes_with_other_nodes_share_the_folder(tmp_path: Path, pair: tuple
         assert [ledger.count for ledger in read_ledgers(folder)] == [2] * 4
 
 
-def test_a_long_ledger_that_grows_while_another_waits_for_it(tmp_path: Path, pair: tuple[Runner, Runner]) -> None:
+def test_a_long_ledger_that_grows_while_another_waits_for_it(
+    tmp_path: Path, pair: tuple[Runner, Runner]
+) -> None:
     path = write_ledger(tmp_path / "node-0000.jsonl", LONG)
     first, second = pair
     order = {"folder": str(tmp_path), "nodes": [0]}

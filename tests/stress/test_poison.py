@@ -1,9 +1,9 @@
-"""A poisoned example (NaN or infinite pixels) leaves no trace: it counts as a zero gradient, silently.
+"""A poisoned example (NaN or infinite pixels) leaves no trace: it counts as a zero gradient,
+silently.
 
-Compared are two seeded runs whose data differ in one example of node 2: poisoned, or absent (a place that is never
-drawn would change the batch, so "absent" is an example with a zero gradient). Everything an observer could see must be
-equal bit for bit.
-"""
+Compared are two seeded runs whose data differ in one example of node 2: poisoned, or absent (a
+place that is never drawn would change the batch, so "absent" is an example with a zero gradient).
+Everything an observer could see must be equal bit for bit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dpcsgp.config import load_config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import ClippingEngine
 from dpcsgp.privacy.passes import PassShape
-from dpcsgp.runs.build import assemble, load_data
-from dpcsgp.runs.design import design
+from dpcsgp.runs.build import build_run, load_builtin_data
+from dpcsgp.runs.design import design_run
 from dpcsgp.runs.folder import ResultsFolder
 
 SETTINGS = [
@@ -57,33 +57,46 @@ class Without:
         shape: PassShape = PassShape(),
     ) -> Tensor:
         absent_NE = (inputs == self._value).flatten(2).any(-1)
-        return self._engine.clipped_sum(parameters_ND, inputs, targets, present_NE & ~absent_NE, clip_norm, shape)
+        return self._engine.clipped_sum(
+            parameters_ND, inputs, targets, present_NE & ~absent_NE, clip_norm, shape
+        )
 
 
-def watched_run(out: Path, pixel: float | None, *settings: str) -> tuple[training.Run, training.Progress]:
-    """Train with one example of node 2 set to `pixel`; None: the same example marked and left out."""
+def watched_run(
+    out: Path, pixel: float | None, *settings: str
+) -> tuple[training.Run, training.Progress]:
+    """Train with one example of node 2 set to `pixel`; None: the same example marked and left
+    out."""
     mark = 12345.0
     config = load_config(None, [*SETTINGS, *settings])
-    data = load_data(config)
+    data = load_builtin_data(config)
     victim = data.parts[2][:5]
     inputs = data.inputs.clone()
     inputs[victim, ..., :3] = mark if pixel is None else pixel
-    blueprint = design(config, data.facts)
+    design = design_run(config, data.facts)
     folder = ResultsFolder.create(out, config)
-    run = assemble(blueprint, replace(data, inputs=inputs), Tap(blueprint.topology), folder.path, folder.run_id)
+    run = build_run(
+        design, replace(data, inputs=inputs), Tap(design.topology), folder.path, folder.run_id
+    )
     if pixel is None:
         run = replace(run, engine=Without(run.engine, mark))
     progress = training.train(run)
-    folder.finish(blueprint, run, progress)
+    folder.finish(design, run, progress)
     run.ledger.close()
     return run, progress
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp:16", "logistic"])
-@pytest.mark.parametrize("pixel", [float("nan"), float("inf"), 3e38], ids=["nan", "inf", "overflow"])
+@pytest.mark.parametrize(
+    "pixel", [float("nan"), float("inf"), 3e38], ids=["nan", "inf", "overflow"]
+)
 def test_a_poisoned_example_is_as_if_absent(
-    tmp_path: Path, pixel: float, model: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    pixel: float,
+    model: str,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     outputs = []
     with caplog.at_level(logging.DEBUG), warnings.catch_warnings(record=True) as caught:
@@ -91,7 +104,9 @@ def test_a_poisoned_example_is_as_if_absent(
         for name, value in (("poisoned", pixel), ("absent", None)):
             run, progress = watched_run(tmp_path / name, value, f"task.model={model}")
             captured = capfd.readouterr()
-            outputs.append((run, progress, captured.out + captured.err, [str(w.message) for w in caught]))
+            outputs.append(
+                (run, progress, captured.out + captured.err, [str(w.message) for w in caught])
+            )
             caught.clear()
     (poisoned, end, text, told), (absent, other_end, other_text, other_told) = outputs
     assert isinstance(poisoned.network, Tap)
@@ -99,8 +114,14 @@ def test_a_poisoned_example_is_as_if_absent(
     assert end.stopped_because == other_end.stopped_because == "completed"
     assert (text, told) == (other_text, other_told)
     assert not caplog.records
-    assert all(torch.equal(a, b) for a, b in zip(poisoned.network.frames, absent.network.frames, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(poisoned.network.frames, absent.network.frames, strict=True)
+    )
     assert torch.isfinite(end.state.x_ND).all()
-    ledgers = [sorted(p.name for p in (tmp_path / name / "ledger").iterdir()) for name in ("poisoned", "absent")]
+    ledgers = [
+        sorted(p.name for p in (tmp_path / name / "ledger").iterdir())
+        for name in ("poisoned", "absent")
+    ]
     assert ledgers[0] == ledgers[1]
     assert poisoned.ledger.releases(2) == absent.ledger.releases(2)

@@ -17,13 +17,14 @@ from dpcsgp.network import Simulator
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import GaussianMechanism
 from dpcsgp.randomness import PrivateRandomness
-from dpcsgp.runs.build import assemble
-from dpcsgp.runs.design import design
-from dpcsgp.runs.user_data import OwnData
+from dpcsgp.runs.build import build_run
+from dpcsgp.runs.design import design_run
+from dpcsgp.runs.user_data import UserData
 from dpcsgp.tasks import Augmentation
 from dpcsgp.tasks.supervised import LOSSES
 
-IMAGES = torch.arange(2 * 7 * 2 * 8 * 16, dtype=torch.float32).add(1).view(2, 7, 2, 8, 16)  # no zeros: they are margins
+# no zeros: they are margins
+IMAGES = torch.arange(2 * 7 * 2 * 8 * 16, dtype=torch.float32).add(1).view(2, 7, 2, 8, 16)
 SECRETS = PrivateRandomness.seeded(0, [4, 9])
 
 
@@ -41,7 +42,9 @@ def test_crops_are_shifts_by_up_to_an_eighth_of_each_side() -> None:
     for image, found in zip(IMAGES.flatten(0, 1), views, strict=True):
         padded = nn.functional.pad(image, (2, 2, 1, 1))
         windows = {
-            (down, right): padded[:, down : down + 8, right : right + 16] for down in range(3) for right in range(5)
+            (down, right): padded[:, down : down + 8, right : right + 16]
+            for down in range(3)
+            for right in range(5)
         }
         for view in found:
             fitting = [shift for shift, window in windows.items() if torch.equal(window, view)]
@@ -74,7 +77,9 @@ def test_views_share_no_words_with_what_draws_or_is_added() -> None:
     views = set(asked)
     asked.clear()
     mechanism = GaussianMechanism(1.0, (1.0,), (5,), (50,))
-    mechanism.release(lambda i, p: torch.ones(1, 3), 5, Diary([4], SECRETS._keys[:1], reproducible=True), [True])
+    mechanism.release(
+        lambda i, p: torch.ones(1, 3), 5, Diary([4], SECRETS._keys[:1], reproducible=True), [True]
+    )
     assert views and asked and not views & set(asked)
 
 
@@ -92,12 +97,15 @@ def small_images(config: Config, tmp_path: Path) -> training.Run:
     torch.manual_seed(1)
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 6 * 6, 4))
     data = [
-        (torch.randn(size, 1, 8, 8, generator=random), torch.randint(0, 4, (size,), generator=random))
+        (
+            torch.randn(size, 1, 8, 8, generator=random),
+            torch.randint(0, 4, (size,), generator=random),
+        )
         for size in (5, 8)
     ]
-    own = OwnData.collect(data, (0, 1), None, *LOSSES["cross_entropy"])
-    blueprint = design(config, own.facts, module=module)
-    return assemble(blueprint, own, Simulator(blueprint.topology), tmp_path, "views")
+    own = UserData.collect(data, (0, 1), None, *LOSSES["cross_entropy"])
+    design = design_run(config, own.facts, module=module)
+    return build_run(design, own, Simulator(design.topology), tmp_path, "views")
 
 
 @pytest.mark.parametrize("views", [1, 4])
@@ -116,7 +124,9 @@ def test_gradients_are_averaged_over_views_and_then_clipped(tmp_path: Path, view
 
     def example_loss(values: dict[str, Tensor], images: Tensor, target: Tensor) -> Tensor:
         outputs = functional_call(module, values, (images,))
-        return nn.functional.cross_entropy(outputs, target.expand(len(images)), reduction="none").mean()
+        return nn.functional.cross_entropy(
+            outputs, target.expand(len(images)), reduction="none"
+        ).mean()
 
     for node, size in enumerate((5, 8)):
         inputs, targets = run.task.examples(indices_NE)
@@ -126,11 +136,17 @@ def test_gradients_are_averaged_over_views_and_then_clipped(tmp_path: Path, view
         gradients_ED = torch.cat([parts[name].flatten(1) for name in layout.names], dim=1)
         factors_E = (0.7 / gradients_ED.norm(dim=1)).clamp_max(1.0)
         assert bool((factors_E < 1).any())
-        torch.testing.assert_close(ours_ND[node], factors_E @ gradients_ED / size, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            ours_ND[node], factors_E @ gradients_ED / size, rtol=1e-4, atol=1e-6
+        )
 
 
 def test_augmentation_needs_images(tmp_path: Path) -> None:
-    config = change_config(load_config(), {"task.name": "own", "task.augmentation": "flip", "graph.num_nodes": 1})
-    own = OwnData.collect([(torch.zeros(4, 3), torch.zeros(4).long())], (0,), None, *LOSSES["cross_entropy"])
+    config = change_config(
+        load_config(), {"task.name": "own", "task.augmentation": "flip", "graph.num_nodes": 1}
+    )
+    own = UserData.collect(
+        [(torch.zeros(4, 3), torch.zeros(4).long())], (0,), None, *LOSSES["cross_entropy"]
+    )
     with pytest.raises(ConfigError, match=r"expected images \(C, H, W\)"):
-        design(config, own.facts, module=nn.Linear(3, 2))
+        design_run(config, own.facts, module=nn.Linear(3, 2))

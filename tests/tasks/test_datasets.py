@@ -36,7 +36,9 @@ CIFAR_BATCH_MD5 = [
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(
+        size.to_bytes(4, "big") for size in array.shape
+    )
     return header + array.tobytes()
 
 
@@ -64,7 +66,10 @@ def tiny(tmp_path: Path) -> Published:
         shapes=Parts((6, 1, 4, 4), (6,), (3, 1, 4, 4), (3,)),
         checksums=Parts(*map(digest, parts)),
         by_hand=((IDX_NAMES, decode_idx),),
-        sources=tuple((Folder(tmp_path / name, IDX_NAMES), decode_idx) for name in ("missing", "wrong", "right")),
+        sources=tuple(
+            (Folder(tmp_path / name, IDX_NAMES), decode_idx)
+            for name in ("missing", "wrong", "right")
+        ),
     )
 
 
@@ -94,7 +99,10 @@ def test_failure_names_sources_folder_and_way_out(tiny: Published, tmp_path: Pat
         fetch_published(hopeless, cache, no_progress)
     message = str(caught.value)
     assert f"files placed in {tmp_path / 'missing'}: no train-images-idx3-ubyte" in message
-    assert f"files placed in {tmp_path / 'wrong'}: wrong checksum of train_images, train_labels" in message
+    assert (
+        f"files placed in {tmp_path / 'wrong'}: wrong checksum of train_images, train_labels"
+        in message
+    )
     assert f"put the original files into {cache / 'datasets' / 'tiny'}" in message
     assert "t10k-labels-idx1-ubyte" in message
     assert "--set task.name=digits" in message
@@ -128,7 +136,9 @@ def test_processes_that_start_together_fetch_once(tiny: Published, tmp_path: Pat
     assert fetch_published(tiny, tmp_path / "cache", no_progress).exists()
 
 
-def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_follows_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("DPCSGP_CACHE", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
     monkeypatch.delenv("DPCSGP_CACHE")
@@ -171,7 +181,10 @@ def test_status_of_an_empty_and_a_damaged_cache(tmp_path: Path) -> None:
         "mnist": "not fetched", "fashion_mnist": "not fetched", "cifar10": "not fetched", "digits": "ready",
     }  # fmt: skip
     data = load_dataset("digits")
-    assert (states["digits"].num_train, states["digits"].num_test) == (len(data.train_labels), len(data.test_labels))
+    assert (states["digits"].num_train, states["digits"].num_test) == (
+        len(data.train_labels),
+        len(data.test_labels),
+    )
     path = states["mnist"].path
     assert path is not None
     path.parent.mkdir(parents=True)
@@ -184,7 +197,18 @@ def test_mnist_is_the_original() -> None:
     data = load_dataset("mnist")
     assert data.train_inputs.shape == (60000, 1, 28, 28)
     assert data.test_inputs.shape == (10000, 1, 28, 28)
-    assert data.train_labels.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert data.train_labels.bincount().tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
     original = hashlib.md5(idx_bytes(data.train_inputs[:, 0].numpy())).hexdigest()
     assert original == "6bbc9ace898e44ae57da46a324031adb"  # of the original file after gunzip
 

@@ -64,7 +64,9 @@ def test_no_images_give_no_features(spec: str) -> None:
     assert features.apply(draw(0, (1, 28, 28))).shape == (0, *features.output_shape((1, 28, 28)))
 
 
-@pytest.mark.parametrize(("spec", "norm"), [("standardize", 28.0), ("dct:8", 16.0), ("dct:10", 20.0), ("hog:8", 8.0)])
+@pytest.mark.parametrize(
+    ("spec", "norm"), [("standardize", 28.0), ("dct:8", 16.0), ("dct:10", 20.0), ("hog:8", 8.0)]
+)
 def test_all_images_have_the_same_norm(spec: str, norm: float) -> None:
     norms = parse_features(spec).apply(draw(20, (1, 28, 28))).flatten(1).norm(dim=1)
     torch.testing.assert_close(norms, torch.full((20,), norm), rtol=1e-4, atol=0)
@@ -73,7 +75,9 @@ def test_all_images_have_the_same_norm(spec: str, norm: float) -> None:
 @pytest.mark.parametrize("spec", ["standardize", "dct:8", "hog:8"])
 def test_brightness_and_contrast_do_not_matter(spec: str) -> None:
     images, features = torch.rand(5, 1, 28, 28), parse_features(spec)
-    torch.testing.assert_close(features.apply(images), features.apply(0.2 + 0.5 * images), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        features.apply(images), features.apply(0.2 + 0.5 * images), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_dct_is_the_low_block_of_the_orthonormal_transform() -> None:
@@ -164,9 +168,13 @@ def digits() -> ImageData:
 
 def test_features_are_computed_once_and_kept(digits: ImageData, tmp_path: Path) -> None:
     features, told = parse_features("hog:8"), []
-    first = compute_features(digits, features, tmp_path, lambda what, done, total: told.append((done, total)))
+    first = compute_features(
+        digits, features, tmp_path, lambda what, done, total: told.append((done, total))
+    )
     assert told == [(0, 1797), (1500, 1797)]
-    again = compute_features(digits, features, tmp_path, lambda what, done, total: told.append((done, total)))
+    again = compute_features(
+        digits, features, tmp_path, lambda what, done, total: told.append((done, total))
+    )
     assert len(told) == 2
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])
@@ -186,7 +194,9 @@ def test_damaged_cached_features_are_computed_again(digits: ImageData, tmp_path:
         assert path.read_bytes() == good
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_the_run(digits: ImageData, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_does_not_stop_the_run(
+    digits: ImageData, tmp_path: Path
+) -> None:
     (tmp_path / "features").write_bytes(b"in the way")
     assert compute_features(digits, parse_features("dct:4"), tmp_path)[0].shape == (1500, 1, 4, 4)
 

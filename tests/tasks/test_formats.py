@@ -1,4 +1,5 @@
-"""Published file formats are read exactly, and damaged or hostile files are refused without being executed."""
+"""Published file formats are read exactly, and damaged or hostile files are refused without being
+executed."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def tar_file(members: dict[str, bytes]) -> bytes:
 @pytest.fixture
 def tiny_cifar() -> Arrays:
     """Twenty training images in five batches of four, and four test images."""
-    return Parts(draw(0, 20, 3, 32, 32), draw(1, 20, high=10), draw(2, 4, 3, 32, 32), draw(3, 4, high=10))
+    return Parts(
+        draw(0, 20, 3, 32, 32), draw(1, 20, high=10), draw(2, 4, 3, 32, 32), draw(3, 4, high=10)
+    )
 
 
 def batches_of(arrays: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -65,7 +68,8 @@ def batches_of(arrays: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def python2_pickle(images: np.ndarray, labels: np.ndarray) -> bytes:
-    """Write {"batch_label", "labels", "data", "filenames"} in the opcodes of Python 2's protocol 2."""
+    """Write {"batch_label", "labels", "data", "filenames"} in the opcodes of Python 2's protocol
+    2."""
     numbers = b"".join(b"K" + bytes([label]) for label in labels)
     head = b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03U\x06labelsq\x04]q\x05("
     pixels = b"eU\x04dataq\x06T" + struct.pack("<I", images.size) + images.tobytes()
@@ -84,7 +88,8 @@ def test_idx_roundtrip(compress: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda b: b[:-1], lambda b: b + b"x", lambda b: b[:6], lambda b: b"", lambda b: b"<html>"]
+    "damage",
+    [lambda b: b[:-1], lambda b: b + b"x", lambda b: b[:6], lambda b: b"", lambda b: b"<html>"],
 )
 def test_damaged_idx_is_refused(damage: Any) -> None:
     with pytest.raises(FormatError, match="idx file"):
@@ -99,24 +104,36 @@ def test_digest_is_that_of_the_idx_file() -> None:
 
 
 def test_four_idx_files_with_and_without_gz() -> None:
-    arrays = Parts(draw(0, 6, 1, 28, 28), draw(1, 6, high=10), draw(2, 2, 1, 28, 28), draw(3, 2, high=10))
+    arrays = Parts(
+        draw(0, 6, 1, 28, 28), draw(1, 6, high=10), draw(2, 2, 1, 28, 28), draw(3, 2, high=10)
+    )
     bodies = [idx_file(part[:, 0] if part.ndim == 4 else part) for part in arrays]
     assert_same(decode_idx(dict(zip(IDX_NAMES, bodies, strict=True))), arrays)
-    assert_same(decode_idx({n + ".gz": gzip.compress(b) for n, b in zip(IDX_NAMES, bodies, strict=True)}), arrays)
+    assert_same(
+        decode_idx({n + ".gz": gzip.compress(b) for n, b in zip(IDX_NAMES, bodies, strict=True)}),
+        arrays,
+    )
 
 
 def test_mnist_pickle_is_read_from_its_constants() -> None:
-    parts = [(draw(k, size, 784), draw(9 + k, size, high=10)) for k, size in enumerate((150, 130, 140))]
+    parts = [
+        (draw(k, size, 784), draw(9 + k, size, high=10)) for k, size in enumerate((150, 130, 140))
+    ]
     body = pickle.dumps([(x.astype("<f4") / 256, y.astype("<i8")) for x, y in parts], protocol=4)
     arrays = decode_mnist_pickle({"mnist.pkl.gz": gzip.compress(body)})
-    np.testing.assert_array_equal(arrays.train_images.reshape(-1, 784), np.concatenate([parts[0][0], parts[1][0]]))
+    np.testing.assert_array_equal(
+        arrays.train_images.reshape(-1, 784), np.concatenate([parts[0][0], parts[1][0]])
+    )
     np.testing.assert_array_equal(arrays.train_labels, np.concatenate([parts[0][1], parts[1][1]]))
     np.testing.assert_array_equal(arrays.test_labels, parts[2][1])
 
 
 def test_cifar_in_three_formats(tiny_cifar: Arrays) -> None:
     batches = dict(zip(BATCHES, batches_of(tiny_cifar), strict=True))
-    binary = {f"{n}.bin": np.column_stack([y, x.reshape(4, -1)]).tobytes() for n, (x, y) in batches.items()}
+    binary = {
+        f"{n}.bin": np.column_stack([y, x.reshape(4, -1)]).tobytes()
+        for n, (x, y) in batches.items()
+    }
     assert_same(decode_cifar_binary({"cifar-10-binary.tar.gz": tar_file(binary)}), tiny_cifar)
     pickled = {name: python2_pickle(images, labels) for name, (images, labels) in batches.items()}
     assert_same(decode_cifar_python({"cifar-10-python.tar.gz": tar_file(pickled)}), tiny_cifar)

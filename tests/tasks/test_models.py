@@ -21,7 +21,9 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("spec", "shape", "size"), SIZES)
-def test_number_of_parameters_and_output_shape(spec: str, shape: tuple[int, ...], size: int) -> None:
+def test_number_of_parameters_and_output_shape(
+    spec: str, shape: tuple[int, ...], size: int
+) -> None:
     model = build_model(spec, shape, 10)
     assert sum(parameter.numel() for parameter in model.parameters()) == size
     with torch.inference_mode():
@@ -33,8 +35,12 @@ def test_cnn_fits_other_image_sizes(shape: tuple[int, ...]) -> None:
     assert build_model("cnn", shape, 7)(torch.rand(3, *shape)).shape == (3, 7)
 
 
-@pytest.mark.parametrize(("spec", "shape"), [("mlp:16", (1, 8, 8)), ("cnn", (1, 28, 28)), ("resnet18", (3, 16, 16))])
-def test_outputs_of_an_example_do_not_depend_on_the_others(spec: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("spec", "shape"), [("mlp:16", (1, 8, 8)), ("cnn", (1, 28, 28)), ("resnet18", (3, 16, 16))]
+)
+def test_outputs_of_an_example_do_not_depend_on_the_others(
+    spec: str, shape: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
     model, inputs = build_model(spec, shape, 10), torch.rand(3, *shape)
     with torch.inference_mode():
@@ -60,17 +66,26 @@ def test_resnet18_reaches_every_parameter() -> None:
     images = torch.rand(2, 3, 8, 8)
     model(images).square().sum().backward()
     with torch.no_grad():
-        for parameter in model.parameters():  # blocks start as their shortcuts, and a first step wakes them
+        for (
+            parameter
+        ) in model.parameters():  # blocks start as their shortcuts, and a first step wakes them
             assert parameter.grad is not None
             parameter -= 0.1 * parameter.grad
             parameter.grad = None
     model(images).square().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.abs().sum() > 0
+        for parameter in model.parameters()
+    )
 
 
 def test_logistic_starts_at_zero_and_networks_do_not() -> None:
-    assert all((parameter == 0).all() for parameter in build_model("logistic", (1, 8, 8), 10).parameters())
-    assert all((parameter != 0).any() for parameter in build_model("mlp:8", (1, 8, 8), 10).parameters())
+    assert all(
+        (parameter == 0).all() for parameter in build_model("logistic", (1, 8, 8), 10).parameters()
+    )
+    assert all(
+        (parameter != 0).any() for parameter in build_model("mlp:8", (1, 8, 8), 10).parameters()
+    )
 
 
 @pytest.mark.parametrize(

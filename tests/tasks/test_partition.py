@@ -31,7 +31,9 @@ def test_every_example_goes_to_exactly_one_node(spec: str, num_nodes: int) -> No
     seed=st.integers(0, 2**40),
 )
 @settings(max_examples=150, deadline=None)
-def test_small_data_is_dealt_out_or_refused(labels: list[int], num_nodes: int, spec: str, seed: int) -> None:
+def test_small_data_is_dealt_out_or_refused(
+    labels: list[int], num_nodes: int, spec: str, seed: int
+) -> None:
     pieces = num_nodes * (2 if spec == "shards:2" else 1)
     if len(labels) < pieces:
         with pytest.raises(ConfigError, match="use at most"):
@@ -67,7 +69,11 @@ def test_small_concentration_is_more_skewed() -> None:
         parts = partition(LABELS, 10, spec, seed=0)
         return float(np.mean([np.bincount(LABELS[part]).max() / len(part) for part in parts]))
 
-    assert largest_share("dirichlet:0.1") > largest_share("dirichlet:1") > largest_share("dirichlet:100")
+    assert (
+        largest_share("dirichlet:0.1")
+        > largest_share("dirichlet:1")
+        > largest_share("dirichlet:100")
+    )
     assert largest_share("dirichlet:100") < 0.25
 
 
@@ -93,7 +99,9 @@ def test_wrong_specs_name_value_and_remedy(spec: str, words: str) -> None:
 
 
 def test_more_nodes_than_examples_is_refused() -> None:
-    with pytest.raises(ConfigError, match="3 examples cannot be cut into 4 parts; use at most 3 nodes"):
+    with pytest.raises(
+        ConfigError, match="3 examples cannot be cut into 4 parts; use at most 3 nodes"
+    ):
         partition(np.zeros(3, np.int64), 4, "iid", seed=0)
     with pytest.raises(ConfigError, match="at least one node"):
         partition(np.zeros(3, np.int64), 0, "iid", seed=0)

@@ -58,7 +58,9 @@ def test_silent_mirror_is_given_up_in_time() -> None:
         silent.listen()
         start = time.monotonic()
         with pytest.raises(SourceError, match=r"no answer|timed out"):
-            Mirror(f"http://127.0.0.1:{silent.getsockname()[1]}", ("a",), answer_seconds=0.3).files(no_progress)
+            Mirror(f"http://127.0.0.1:{silent.getsockname()[1]}", ("a",), answer_seconds=0.3).files(
+                no_progress
+            )
         assert time.monotonic() - start < 5
 
 

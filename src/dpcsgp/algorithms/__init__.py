@@ -2,10 +2,21 @@
 
 from dpcsgp.algorithms.base import Algorithm, LinearDecay, Network, Schedule
 from dpcsgp.algorithms.choco_sgd import ChocoSGD
-from dpcsgp.algorithms.d_psgd import DPSGD
+from dpcsgp.algorithms.d_psgd import DecentralizedSGD
 from dpcsgp.algorithms.dp_block import DPBlock
 from dpcsgp.algorithms.dp_csgp import DPCSGP
 from dpcsgp.algorithms.local import Local
 from dpcsgp.algorithms.sgp import SGP
 
-__all__ = ["SGP", "DPCSGP", "DPSGD", "Algorithm", "ChocoSGD", "DPBlock", "LinearDecay", "Local", "Network", "Schedule"]
+__all__ = [
+    "SGP",
+    "DPCSGP",
+    "DecentralizedSGD",
+    "Algorithm",
+    "ChocoSGD",
+    "DPBlock",
+    "LinearDecay",
+    "Local",
+    "Network",
+    "Schedule",
+]

@@ -1,8 +1,8 @@
 """What an algorithm is, and the network it needs.
 
-An algorithm is a frozen record of settings with pure functions on a state (a NamedTuple of tensors and counters). It
-sees private gradients only, never data, files or ranks. One iteration is `descend` (a local step along a gradient) and
-then `gossip` (one exchange); `step` does both.
+An algorithm is a frozen record of settings with pure functions on a state (a NamedTuple of tensors
+and counters). It sees private gradients only, never data, files or ranks. One iteration is
+`descend` (a local step along a gradient) and then `gossip` (one exchange); `step` does both.
 
 Legend: N hosted nodes, S senders heard, D coordinates, B bytes, K push-sum weights per node.
 """
@@ -56,11 +56,13 @@ class Algorithm(Protocol[StateT]):
     """Settings with pure functions; the state is whatever `init` returns."""
 
     def init(self, x_ND: Tensor, anchor_D: Tensor | None = None) -> StateT:
-        """Return the state at the start: every node at `x_ND`, counted from the public `anchor_D` (None = zero)."""
+        """Return the state at the start: every node at `x_ND`, counted from the public `anchor_D`
+        (None = zero)."""
         ...
 
     def model(self, state: StateT) -> Tensor:
-        """Return the model of every hosted node (N, D): what is trained, evaluated and published."""
+        """Return the model of every hosted node (N, D): what is trained, evaluated and
+        published."""
         ...
 
     def average(self, state: StateT) -> Tensor:
@@ -80,13 +82,15 @@ class Algorithm(Protocol[StateT]):
         ...
 
     def paper_bits(self, dim: int, rounds: int) -> int:
-        """Return the same by the formulas of the literature, in bits, without headers and weights."""
+        """Return the same by the formulas of the literature, in bits, without headers and
+        weights."""
         ...
 
 
 @dataclass(frozen=True)
 class LinearDecay:
-    """A learning rate that falls linearly from `initial` to `initial * final_fraction` at the last of `steps` steps.
+    """A learning rate that falls linearly from `initial` to `initial * final_fraction` at the last
+    of `steps` steps.
 
     >>> LinearDecay(2.0, 0.5, 3)(2)
     1.0
@@ -112,10 +116,18 @@ def displacement(x_ND: Tensor, anchor_D: Tensor | None) -> tuple[Tensor, Tensor]
     return x_ND - anchor_D, anchor_D
 
 
-def swap(network: Network, step: int, weights_NK: Tensor, payload_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """Frame, exchange and check: return the senders' push-sum weights (S, K) and payloads (S, B)."""
+def swap(
+    network: Network, step: int, weights_NK: Tensor, payload_NB: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Frame, exchange and check: return the senders' push-sum weights (S, K) and payloads (S,
+    B)."""
     sent = frames.join(network.nodes, step, weights_NK, payload_NB, key=network.key)
     received = network.exchange(sent)
     return frames.split(
-        received, network.senders, step, payload_NB.shape[1], num_weights=weights_NK.shape[1], key=network.key
+        received,
+        network.senders,
+        step,
+        payload_NB.shape[1],
+        num_weights=weights_NK.shape[1],
+        key=network.key,
     )

@@ -1,7 +1,7 @@
 """CHOCO-SGD: error-feedback compression on undirected graphs (Koloskova et al., ICML 2019).
 
-`x <- x - eta g`, then `q = Q(x - x_hat)`, `x_hat <- x_hat + q`, `x <- x + gamma sum_j w_ij (x_hat_j - x_hat_i)` with
-doubly stochastic weights: DP-CSGP without the push-sum weight.
+`x <- x - eta g`, then `q = Q(x - x_hat)`, `x_hat <- x_hat + q`, `x <- x + gamma sum_j w_ij (x_hat_j
+- x_hat_i)` with doubly stochastic weights: DP-CSGP without the push-sum weight.
 
 Legend: N hosted nodes, S senders heard, D coordinates.
 """
@@ -35,7 +35,8 @@ class ChocoState(NamedTuple):
 @final
 @dataclass(frozen=True)
 class ChocoSGD:
-    """Compressed averaging; the network's weights must be doubly stochastic (`graphs.metropolis_weights`)."""
+    """Compressed averaging; the network's weights must be doubly stochastic
+    (`graphs.metropolis_weights`)."""
 
     compressor: Compressor
     learning_rate: Schedule
@@ -66,11 +67,17 @@ class ChocoSGD:
         """Return the state after one compressed averaging."""
         ones_N1 = torch.ones(state.x_ND.shape[0], 1, dtype=torch.float64)
         copies = PublicCopies(state.x_hat_ND, state.pull_ND)
-        copies, _ = exchange_differences(self.compressor, state.x_ND, copies, ones_N1, network, random, state.round)
+        copies, _ = exchange_differences(
+            self.compressor, state.x_ND, copies, ones_N1, network, random, state.round
+        )
         x_ND = add_rows(state.x_ND.clone(), copies.pull_ND, self.mixing_rate)
-        return state._replace(x_ND=x_ND, x_hat_ND=copies.x_hat_ND, pull_ND=copies.pull_ND, round=state.round + 1)
+        return state._replace(
+            x_ND=x_ND, x_hat_ND=copies.x_hat_ND, pull_ND=copies.pull_ND, round=state.round + 1
+        )
 
-    def step(self, state: ChocoState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> ChocoState:
+    def step(
+        self, state: ChocoState, grad_ND: Tensor, network: Network, random: PublicRandomness
+    ) -> ChocoState:
         """Return the state after one iteration."""
         return self.gossip(self.descend(state, grad_ND), network, random)
 

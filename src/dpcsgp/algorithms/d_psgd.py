@@ -1,7 +1,9 @@
-"""D-PSGD: decentralized parallel SGD with exact averaging (Lian et al., NeurIPS 2017); with noise, DP2SGD.
+"""D-PSGD: decentralized parallel SGD with exact averaging (Lian et al., NeurIPS 2017); with noise,
+DP2SGD.
 
-`x_i <- sum_j w_ij (x_j - eta g_j)` with symmetric, doubly stochastic weights on an undirected graph, so no push-sum
-weight is needed. DP2SGD (Yu et al., 2021) is the same with clipped, noised gradients: the baseline of the DP-CSGP paper.
+`x_i <- sum_j w_ij (x_j - eta g_j)` with symmetric, doubly stochastic weights on an undirected
+graph, so no push-sum weight is needed. DP2SGD (Yu et al., 2021) is the same with clipped, noised
+gradients: the baseline of the DP-CSGP paper.
 
 Legend: N hosted nodes, S senders heard, D coordinates.
 """
@@ -23,17 +25,24 @@ from dpcsgp.randomness import PublicRandomness
 
 @final
 @dataclass(frozen=True)
-class DPSGD(Plain):
-    """Exact averaging; the network's weights must be doubly stochastic (`graphs.metropolis_weights`)."""
+class DecentralizedSGD(Plain):
+    """Exact averaging; the network's weights must be doubly stochastic
+    (`graphs.metropolis_weights`)."""
 
     def gossip(self, state: PlainState, network: Network, random: PublicRandomness) -> PlainState:
         """Return the state after one exact averaging."""
         ones_N1 = torch.ones(state.x_ND.shape[0], 1, dtype=torch.float64)
-        _, wire_SB = swap(network, state.round, ones_N1, EXACT.encode(state.x_ND, random, state.round))
+        _, wire_SB = swap(
+            network, state.round, ones_N1, EXACT.encode(state.x_ND, random, state.round)
+        )
         x_SD = EXACT.decode(wire_SB, state.x_ND.shape[1], random.of(network.senders), state.round)
-        return state._replace(x_ND=network.mix(x_SD, torch.zeros_like(state.x_ND)), round=state.round + 1)
+        return state._replace(
+            x_ND=network.mix(x_SD, torch.zeros_like(state.x_ND)), round=state.round + 1
+        )
 
-    def step(self, state: PlainState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> PlainState:
+    def step(
+        self, state: PlainState, grad_ND: Tensor, network: Network, random: PublicRandomness
+    ) -> PlainState:
         """Return the state after one iteration."""
         return self.gossip(self.descend(state, grad_ND), network, random)
 

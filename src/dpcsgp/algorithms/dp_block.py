@@ -1,8 +1,10 @@
-"""Block gossip: exact push-sum on one block of coordinates per round; no error feedback, stable on every digraph.
+"""Block gossip: exact push-sum on one block of coordinates per round; no error feedback, stable on
+every digraph.
 
-The coordinates are cut into K public random blocks. Round t exchanges block `t mod K` (or a publicly drawn one), and
-each block has its own push-sum weight, so every block sees an exact push-sum, only K times more seldom. A node keeps one
-model-sized vector. With a compressor, what was not sent stays with the sender: `x_i <- x_i - q_i + sum_j a_ij q_j`.
+The coordinates are cut into K public random blocks. Round t exchanges block `t mod K` (or a
+publicly drawn one), and each block has its own push-sum weight, so every block sees an exact
+push-sum, only K times more seldom. A node keeps one model-sized vector. With a compressor, what was
+not sent stays with the sender: `x_i <- x_i - q_i + sum_j a_ij q_j`.
 
 Legend: N hosted nodes, S senders heard, D coordinates, K blocks, M coordinates of one block.
 """
@@ -36,7 +38,8 @@ class BlockState(NamedTuple):
 
 @lru_cache(maxsize=8)
 def block_indices(dim: int, num_blocks: int) -> tuple[Tensor, ...]:
-    """Return the coordinates of each block: a public random cut into K parts whose sizes differ by at most one."""
+    """Return the coordinates of each block: a public random cut into K parts whose sizes differ by
+    at most one."""
     order = numpy_generator(0, f"blocks {dim}").permutation(dim)
     return tuple(torch.from_numpy(np.sort(part)) for part in np.array_split(order, num_blocks))
 
@@ -59,7 +62,8 @@ class DPBlock:
         """Start with `x = x_ND - anchor` and `y = 1` for every block."""
         if self.num_blocks > x_ND.shape[1]:
             raise ConfigError(
-                f"algorithm.num_blocks = {self.num_blocks}: the model has only {x_ND.shape[1]} coordinates; use fewer"
+                f"algorithm.num_blocks = {self.num_blocks}: the model has only {x_ND.shape[1]} "
+                "coordinates; use fewer"
             )
         x_ND, anchor_D = displacement(x_ND, anchor_D)
         y_NK = torch.ones(x_ND.shape[0], self.num_blocks, dtype=torch.float64, device=x_ND.device)
@@ -88,20 +92,27 @@ class DPBlock:
         part_NM = state.x_ND[:, index_M]
         wire_NB = self.compressor.encode(part_NM, random, state.round)
         y_S1, wire_SB = swap(network, state.round, state.y_NK[:, block : block + 1], wire_NB)
-        q_SM = self.compressor.decode(wire_SB, len(index_M), random.of(network.senders), state.round)
+        q_SM = self.compressor.decode(
+            wire_SB, len(index_M), random.of(network.senders), state.round
+        )
         kept_NM = part_NM - q_SM[list(network.own_rows)]
         x_ND, y_NK = state.x_ND.clone(), state.y_NK.clone()
         x_ND[:, index_M] = network.mix(q_SM, kept_NM)
         y_NK[:, block : block + 1] = network.mix(y_S1)
         return state._replace(x_ND=x_ND, y_NK=y_NK, round=state.round + 1)
 
-    def step(self, state: BlockState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> BlockState:
+    def step(
+        self, state: BlockState, grad_ND: Tensor, network: Network, random: PublicRandomness
+    ) -> BlockState:
         """Return the state after one iteration."""
         return self.gossip(self.descend(state, grad_ND), network, random)
 
     def wire_bytes(self, dim: int, rounds: int) -> int:
-        """Count the frames of the blocks that went round (for a random order: of the largest block each time)."""
-        return sum(frames.frame_bytes(self.compressor.num_bytes(size)) for size in self._sizes(dim, rounds))
+        """Count the frames of the blocks that went round (for a random order: of the largest block
+        each time)."""
+        return sum(
+            frames.frame_bytes(self.compressor.num_bytes(size)) for size in self._sizes(dim, rounds)
+        )
 
     def paper_bits(self, dim: int, rounds: int) -> int:
         """Count the compressed blocks, 32 bits per coordinate if they are exact."""
@@ -116,4 +127,6 @@ class DPBlock:
     def _block_of_round(self, round_: int, random: PublicRandomness) -> int:
         if self.order == "round-robin":
             return round_ % self.num_blocks
-        return int(random.common_bytes("block order", round_, 8).view(np.uint64)[0] % self.num_blocks)
+        return int(
+            random.common_bytes("block order", round_, 8).view(np.uint64)[0] % self.num_blocks
+        )

@@ -1,4 +1,5 @@
-"""DP-CSGP: differentially private stochastic gradient push with compressed communication (arXiv 2512.13583).
+"""DP-CSGP: differentially private stochastic gradient push with compressed communication (arXiv
+2512.13583).
 
 | symbol | meaning | Algorithm 1 |
 |---|---|---|
@@ -7,8 +8,9 @@
 | `y_N1` | push-sum weight | line 7 |
 | `z = x0 + x / y` | de-biased model: trained, evaluated, published | line 8 |
 
-The loop is entered at line 9 with y = 1: at the paper's first lines x is still zero and only y would move. The mixing
-rate gamma (1 = the paper) damps both x and y, so that the pair stays an exact push-sum under `I + gamma (A - I)`.
+The loop is entered at line 9 with y = 1: at the paper's first lines x is still zero and only y
+would move. The mixing rate gamma (1 = the paper) damps both x and y, so that the pair stays an
+exact push-sum under `I + gamma (A - I)`.
 
 Legend: N hosted nodes, S senders heard, D coordinates.
 """
@@ -48,7 +50,8 @@ class DPCSGPState(NamedTuple):
 @final
 @dataclass(frozen=True)
 class DPCSGP:
-    """Push-sum gossip on a digraph, with error-feedback compression; privacy comes with the gradients it is given."""
+    """Push-sum gossip on a digraph, with error-feedback compression; privacy comes with the
+    gradients it is given."""
 
     compressor: Compressor
     learning_rate: Schedule
@@ -69,10 +72,13 @@ class DPCSGP:
 
     def average(self, state: DPCSGPState) -> Tensor:
         """Return `x0 + sum_i x_i / sum_i y_i`: gossip does not change it."""
-        return state.anchor_D + (state.x_ND.sum(0, dtype=torch.float64) / state.y_N1.sum()).to(state.x_ND.dtype)
+        return state.anchor_D + (state.x_ND.sum(0, dtype=torch.float64) / state.y_N1.sum()).to(
+            state.x_ND.dtype
+        )
 
     def descend(self, state: DPCSGPState, grad_ND: Tensor) -> DPCSGPState:
-        """Return the state after `x = w - eta (g + N)` (line 12); noise N is already in the gradient."""
+        """Return the state after `x = w - eta (g + N)` (line 12); noise N is already in the
+        gradient."""
         rate = rate_at(self.learning_rate, state.step)
         return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
 
@@ -85,10 +91,16 @@ class DPCSGP:
         w_ND = add_rows(state.x_ND.clone(), copies.pull_ND, self.mixing_rate)
         y_N1 = state.y_N1 + self.mixing_rate * (network.mix(y_S1) - state.y_N1)
         return state._replace(
-            x_ND=w_ND, x_hat_ND=copies.x_hat_ND, pull_ND=copies.pull_ND, y_N1=y_N1, round=state.round + 1
+            x_ND=w_ND,
+            x_hat_ND=copies.x_hat_ND,
+            pull_ND=copies.pull_ND,
+            y_N1=y_N1,
+            round=state.round + 1,
         )
 
-    def step(self, state: DPCSGPState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> DPCSGPState:
+    def step(
+        self, state: DPCSGPState, grad_ND: Tensor, network: Network, random: PublicRandomness
+    ) -> DPCSGPState:
         """Return the state after one iteration: a private descent, then one exchange."""
         return self.gossip(self.descend(state, grad_ND), network, random)
 
@@ -104,4 +116,6 @@ class DPCSGP:
 def check_mixing_rate(mixing_rate: float) -> None:
     """Refuse rates outside (0, 1]: above 1, weights `I + gamma (A - I)` could turn negative."""
     if not 0 < mixing_rate <= 1:
-        raise ConfigError(f'algorithm.mixing_rate = {mixing_rate}: expected "auto" or a number in (0, 1]')
+        raise ConfigError(
+            f'algorithm.mixing_rate = {mixing_rate}: expected "auto" or a number in (0, 1]'
+        )

@@ -6,9 +6,10 @@
 | `q` | compressed difference `Q(x - x_hat)`; the only thing that travels | line 2 |
 | `pull_ND` | `sum_j a_ij x_hat_j - x_hat_i`: where gossip pulls node i, `(A - I) x_hat` | line 6 |
 
-Because the weights are constant, a node needs no copy per sender: `pull` is updated by `sum_j a_ij q_j - q_i`. It is
-kept in float64: each of its rounding errors would act on x in every later step, and in float32 mass is visibly lost
-after some ten thousand steps. The error of `x_hat` does not matter: the next difference `x - x_hat` carries it.
+Because the weights are constant, a node needs no copy per sender: `pull` is updated by `sum_j a_ij
+q_j - q_i`. It is kept in float64: each of its rounding errors would act on x in every later step,
+and in float32 mass is visibly lost after some ten thousand steps. The error of `x_hat` does not
+matter: the next difference `x - x_hat` carries it.
 
 Legend: N hosted nodes, S senders heard, D coordinates.
 """
@@ -46,17 +47,20 @@ def exchange_differences(
     random: PublicRandomness,
     round_: int,
 ) -> tuple[PublicCopies, Tensor]:
-    """Send `Q(x - x_hat)` with the push-sum weights; return the new copies and the senders' weights (S, 1)."""
+    """Send `Q(x - x_hat)` with the push-sum weights; return the new copies and the senders' weights
+    (S, 1)."""
     q_NB = compressor.encode(x_ND - copies.x_hat_ND, random, round_)
     weights_S1, q_SB = swap(network, round_, weights_N1, q_NB)
     q_SD = compressor.decode(q_SB, x_ND.shape[1], random.of(network.senders), round_)
-    own_ND = q_SD if network.senders == network.nodes else q_SD[list(network.own_rows)]  # no copy in a simulator
+    # no copy in a simulator
+    own_ND = q_SD if network.senders == network.nodes else q_SD[list(network.own_rows)]
     pull_ND = network.mix(q_SD, add_rows(copies.pull_ND.clone(), own_ND, -1.0))
     return PublicCopies(copies.x_hat_ND + own_ND, pull_ND), weights_S1
 
 
 def add_rows(onto_ND: Tensor, values_ND: Tensor, factor: float) -> Tensor:
-    """Add in place and return `onto`, row by row: of matrices of two types torch would first convert a whole copy."""
+    """Add in place and return `onto`, row by row: of matrices of two types torch would first
+    convert a whole copy."""
     for onto_D, values_D in zip(onto_ND, values_ND, strict=True):
         onto_D.add_(values_D, alpha=factor)
     return onto_ND

@@ -1,4 +1,5 @@
-"""No communication: every node alone (`local`, the lower line), or all data in one place (`dp-sgd`, the upper line).
+"""No communication: every node alone (`local`, the lower line), or all data in one place (`dp-sgd`,
+the upper line).
 
 `x <- x - eta g`; with clipped, noised gradients this is DP-SGD (Abadi et al., CCS 2016).
 
@@ -26,7 +27,9 @@ class Local(Plain):
         """Return the state unchanged: nothing is sent."""
         return state._replace(round=state.round + 1)
 
-    def step(self, state: PlainState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> PlainState:
+    def step(
+        self, state: PlainState, grad_ND: Tensor, network: Network, random: PublicRandomness
+    ) -> PlainState:
         """Return the state after one iteration."""
         return self.gossip(self.descend(state, grad_ND), network, random)
 

@@ -1,4 +1,5 @@
-"""What methods without a push-sum weight share: one vector per node, a local step, and the plain mean.
+"""What methods without a push-sum weight share: one vector per node, a local step, and the plain
+mean.
 
 Legend: N hosted nodes, D coordinates.
 """
@@ -38,7 +39,8 @@ class Plain:
         return state.anchor_D + state.x_ND
 
     def average(self, state: PlainState) -> Tensor:
-        """Return the mean over nodes (without communication nobody computes it; shown for comparison)."""
+        """Return the mean over nodes (without communication nobody computes it; shown for
+        comparison)."""
         return state.anchor_D + state.x_ND.mean(0)
 
     def descend(self, state: PlainState, grad_ND: Tensor) -> PlainState:

@@ -1,7 +1,8 @@
-"""SGP: stochastic gradient push, exact push-sum on a digraph (Assran et al., ICML 2019); with noise, DP-SGP.
+"""SGP: stochastic gradient push, exact push-sum on a digraph (Assran et al., ICML 2019); with
+noise, DP-SGP.
 
-`x <- sum_j a_ij (x_j - eta g_j)`, `y <- sum_j a_ij y_j`, `z = x0 + x / y`. This is DP-CSGP with the identity as
-compressor and mixing rate 1, without the two vectors that error feedback needs.
+`x <- sum_j a_ij (x_j - eta g_j)`, `y <- sum_j a_ij y_j`, `z = x0 + x / y`. This is DP-CSGP with the
+identity as compressor and mixing rate 1, without the two vectors that error feedback needs.
 
 Legend: N hosted nodes, S senders heard, D coordinates.
 """
@@ -41,7 +42,9 @@ class SGP:
     def init(self, x_ND: Tensor, anchor_D: Tensor | None = None) -> SGPState:
         """Start with `x = x_ND - anchor` and `y = 1`."""
         x_ND, anchor_D = displacement(x_ND, anchor_D)
-        return SGPState(x_ND, torch.ones(x_ND.shape[0], 1, dtype=torch.float64, device=x_ND.device), anchor_D)
+        return SGPState(
+            x_ND, torch.ones(x_ND.shape[0], 1, dtype=torch.float64, device=x_ND.device), anchor_D
+        )
 
     def model(self, state: SGPState) -> Tensor:
         """Return `z = x0 + x / y`."""
@@ -49,7 +52,9 @@ class SGP:
 
     def average(self, state: SGPState) -> Tensor:
         """Return `x0 + sum_i x_i / sum_i y_i`."""
-        return state.anchor_D + (state.x_ND.sum(0, dtype=torch.float64) / state.y_N1.sum()).to(state.x_ND.dtype)
+        return state.anchor_D + (state.x_ND.sum(0, dtype=torch.float64) / state.y_N1.sum()).to(
+            state.x_ND.dtype
+        )
 
     def descend(self, state: SGPState, grad_ND: Tensor) -> SGPState:
         """Return the state after `x - eta g`."""
@@ -58,12 +63,16 @@ class SGP:
 
     def gossip(self, state: SGPState, network: Network, random: PublicRandomness) -> SGPState:
         """Return the state after one exact push-sum exchange."""
-        y_S1, wire_SB = swap(network, state.round, state.y_N1, EXACT.encode(state.x_ND, random, state.round))
+        y_S1, wire_SB = swap(
+            network, state.round, state.y_N1, EXACT.encode(state.x_ND, random, state.round)
+        )
         x_SD = EXACT.decode(wire_SB, state.x_ND.shape[1], random.of(network.senders), state.round)
         x_ND = network.mix(x_SD, torch.zeros_like(state.x_ND))
         return state._replace(x_ND=x_ND, y_N1=network.mix(y_S1), round=state.round + 1)
 
-    def step(self, state: SGPState, grad_ND: Tensor, network: Network, random: PublicRandomness) -> SGPState:
+    def step(
+        self, state: SGPState, grad_ND: Tensor, network: Network, random: PublicRandomness
+    ) -> SGPState:
         """Return the state after one iteration."""
         return self.gossip(self.descend(state, grad_ND), network, random)
 

@@ -1,8 +1,19 @@
-"""Attacks on our own messages and draws of our own mechanism: is what the accountant assumes true?"""
+"""Attacks on our own messages and draws of our own mechanism: is what the accountant assumes
+true?"""
 
 from dpcsgp.auditing.audit import TRIALS, Audit, audit
 from dpcsgp.auditing.draws import DRAWS, FEWEST_DRAWS
 from dpcsgp.auditing.faults import FAULTS, Fault
 from dpcsgp.auditing.laws import Check, MechanismAudit
 
-__all__ = ["DRAWS", "FAULTS", "FEWEST_DRAWS", "TRIALS", "Audit", "Check", "Fault", "MechanismAudit", "audit"]
+__all__ = [
+    "DRAWS",
+    "FAULTS",
+    "FEWEST_DRAWS",
+    "TRIALS",
+    "Audit",
+    "Check",
+    "Fault",
+    "MechanismAudit",
+    "audit",
+]

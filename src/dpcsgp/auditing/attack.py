@@ -1,10 +1,13 @@
-"""What an attacker makes of the message stream: one score per victim, high where the canary seems to be.
+"""What an attacker makes of the message stream: one score per victim, high where the canary seems
+to be.
 
-The attacker hears every frame and knows everything public: graph, weights, learning rates, momentum, masks, and the
-canary. Replaying the tape through the algorithm with zero gradients gives the part of each message that gossip explains;
-the rest, along the canary's direction, is a known linear mix of the private gradients, which is inverted. For an exact
-compressor what remains is `drawn + Normal(0, noise_multiplier^2)` per step, and the likelihood ratio is the best test
-there is. A broken mechanism may be weak elsewhere, so other scores compete, and the best one on separate trials is used.
+The attacker hears every frame and knows everything public: graph, weights, learning rates,
+momentum, masks, and the canary. Replaying the tape through the algorithm with zero gradients gives
+the part of each message that gossip explains; the rest, along the canary's direction, is a known
+linear mix of the private gradients, which is inverted. For an exact compressor what remains is
+`drawn + Normal(0, noise_multiplier^2)` per step, and the likelihood ratio is the best test there
+is. A broken mechanism may be weak elsewhere, so other scores compete, and the best one on separate
+trials is used.
 
 Legend: N nodes (two per trial), T trials, K rounds, S steps, D coordinates, B bytes of a frame.
 """
@@ -19,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpcsgp.algorithms import DPSGD, SGP, DPBlock
+from dpcsgp.algorithms import SGP, DecentralizedSGD, DPBlock
 from dpcsgp.algorithms.base import rate_at
 from dpcsgp.algorithms.dp_block import block_indices
 from dpcsgp.auditing.experiment import Pairs, Setting
@@ -30,7 +33,8 @@ Scores = Callable[["Evidence"], np.ndarray]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Per victim: what each round carried along the canary (T, K), and the steps' gradients recovered from it (T, S)."""
+    """Per victim: what each round carried along the canary (T, K), and the steps' gradients
+    recovered from it (T, S)."""
 
     rounds_TK: np.ndarray
     steps_TS: np.ndarray
@@ -83,21 +87,33 @@ def gather(setting: Setting, tape: Sequence[Tensor], public: PublicRandomness) -
 
 
 def _gradient_shares(setting: Setting, num_rounds: int) -> np.ndarray:
-    """Return (K, S): by how much the gradient of a step moves what a round carries beyond gossip."""
-    momentum, rate = setting.config.algorithm.momentum, setting.algorithm.learning_rate  # type: ignore[attr-defined]
+    """Return (K, S): by how much the gradient of a step moves what a round carries beyond
+    gossip."""
+    momentum = setting.config.algorithm.momentum
+    rate = setting.algorithm.learning_rate  # type: ignore[attr-defined]
     steps = np.arange(setting.steps)
     lags_SS = steps[:, None] - steps[None, :]
     decay_SS = np.where(lags_SS >= 0, float(momentum) ** np.maximum(lags_SS, 0), 0.0)
-    moved_SS = np.cumsum(-np.array([rate_at(rate, int(step)) for step in steps])[:, None] * decay_SS, axis=0)
-    last_K = np.minimum((np.arange(num_rounds) + 1) * setting.config.algorithm.gossip_every, setting.steps) - 1
+    moved_SS = np.cumsum(
+        -np.array([rate_at(rate, int(step)) for step in steps])[:, None] * decay_SS, axis=0
+    )
+    last_K = (
+        np.minimum(
+            (np.arange(num_rounds) + 1) * setting.config.algorithm.gossip_every, setting.steps
+        )
+        - 1
+    )
     cumulative_KS = moved_SS[last_K]
-    if isinstance(setting.algorithm, SGP | DPSGD):  # exact messages: the replay holds all earlier gradients too
+    if isinstance(
+        setting.algorithm, SGP | DecentralizedSGD
+    ):  # exact messages: the replay holds all earlier gradients too
         return np.diff(cumulative_KS, axis=0, prepend=0.0)
     return cumulative_KS
 
 
 def likelihood_ratio(setting: Setting) -> Scores:
-    """Return the log-likelihood ratio of exact messages under the claimed noise and sampling rate."""
+    """Return the log-likelihood ratio of exact messages under the claimed noise and sampling
+    rate."""
     rate, noise = setting.event.sampling_rate, setting.event.noise_multiplier
 
     def drawn(steps_TS: np.ndarray) -> np.ndarray:

@@ -3,9 +3,9 @@
 The attack covers everything up to the frames, but with few trials it says little at small eps; the
 draws of the mechanism say how small a fault they would have shown.
 
-In the attack a quarter of the trials teaches the attacker, a quarter picks its score and threshold, and the other half, which it has
-never seen, decides. So the bound holds with 95 % confidence whatever the attacker tried.
-"""
+In the attack a quarter of the trials teaches the attacker, a quarter picks its score and threshold,
+and the other half, which it has never seen, decides. So the bound holds with 95 % confidence
+whatever the attacker tried."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ import numpy as np
 import torch
 
 from dpcsgp.auditing.attack import Evidence, candidates, gather
-from dpcsgp.auditing.bounds import CONFIDENCE, Rates, any_mechanism, best_threshold, claimed_curve, same_family
+from dpcsgp.auditing.bounds import (
+    CONFIDENCE,
+    Rates,
+    any_mechanism,
+    best_threshold,
+    claimed_curve,
+    same_family,
+)
 from dpcsgp.auditing.draws import DRAWS
 from dpcsgp.auditing.experiment import Setting, build_run, messages
 from dpcsgp.auditing.faults import break_run, check_fault
@@ -73,14 +80,18 @@ class Audit:
         return asdict(self)
 
 
-def audit(config: Config, trials: int = TRIALS, fault: str | None = None, draws: int = DRAWS) -> Audit:
-    """Attack the messages of `trials` victims, half of them with the canary, and bound eps from below;
-    then draw the mechanism `draws` times and hold it against its law.
+def audit(
+    config: Config, trials: int = TRIALS, fault: str | None = None, draws: int = DRAWS
+) -> Audit:
+    """Attack the messages of `trials` victims, half of them with the canary, and bound eps from
+    below; then draw the mechanism `draws` times and hold it against its law.
 
-    With `privacy.seed` the audit is repeatable; without it, it uses the same fresh secret noise as a real run.
-    """
+    With `privacy.seed` the audit is repeatable; without it, it uses the same fresh secret noise as
+    a real run."""
     if trials < FEWEST_TRIALS:
-        raise ConfigError(f"--trials {trials}: expected at least {FEWEST_TRIALS}; the default is {TRIALS}")
+        raise ConfigError(
+            f"--trials {trials}: expected at least {FEWEST_TRIALS}; the default is {TRIALS}"
+        )
     started = time.monotonic()
     setting = Setting.of(config)
     check_fault(fault, setting.mechanism)
@@ -91,17 +102,24 @@ def audit(config: Config, trials: int = TRIALS, fault: str | None = None, draws:
         evidence, num_messages = _batch(setting, inside_T[start : start + _BATCH], fault, number)
         parts.append(evidence)
     evidence = Evidence(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("rounds_TK", "steps_TS"))
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("rounds_TK", "steps_TS")
+        )
     )
     return _judge(setting, evidence, inside_T, fault, num_messages, mechanism, started)
 
 
-def _batch(setting: Setting, inside_T: np.ndarray, fault: str | None, number: int) -> tuple[Evidence, int]:
+def _batch(
+    setting: Setting, inside_T: np.ndarray, fault: str | None, number: int
+) -> tuple[Evidence, int]:
     nodes = range(2 * len(inside_T))
     seed, secret = setting.config.run.seed, setting.config.privacy.seed
     public = PublicRandomness((seed + number) % 2**63, nodes)
     private = (
-        PrivateRandomness.fresh(nodes) if secret is None else PrivateRandomness.seeded((secret + number) % 2**63, nodes)
+        PrivateRandomness.fresh(nodes)
+        if secret is None
+        else PrivateRandomness.seeded((secret + number) % 2**63, nodes)
     )
     run = build_run(setting, torch.from_numpy(inside_T), private, public)
     tape = messages(break_run(run, fault))
@@ -128,14 +146,18 @@ def _judge(
     )  # fmt: skip
 
 
-def _attack(setting: Setting, evidence: Evidence, inside_T: np.ndarray) -> tuple[str, tuple[int, int], tuple[int, int]]:
+def _attack(
+    setting: Setting, evidence: Evidence, inside_T: np.ndarray
+) -> tuple[str, tuple[int, int], tuple[int, int]]:
     """Return the chosen score, and of the unseen victims with and without canary: flagged, all."""
     trials = len(inside_T)
     learn, choose, decide = np.split(np.arange(trials), [trials // 4, trials // 2])
     scores = candidates(setting, evidence.of(learn), inside_T[learn])
     chosen, claims = evidence.of(choose), claimed_curve(setting.event, setting.steps, setting.delta)
     tried = {
-        name: best_threshold(score(chosen)[inside_T[choose]], score(chosen)[~inside_T[choose]], claims)
+        name: best_threshold(
+            score(chosen)[inside_T[choose]], score(chosen)[~inside_T[choose]], claims
+        )
         for name, score in scores.items()
     }
     name = max(tried, key=lambda name: tried[name][1])

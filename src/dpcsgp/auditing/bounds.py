@@ -1,18 +1,20 @@
 """From an attacker's hits and false alarms to a lower bound on eps, with 95 % confidence.
 
-The rates are bounded by Clopper-Pearson intervals (2.5 % each), so the pair (true positives >= `hit_low`, false positives
-<= `alarm_high`) holds with 95 % confidence. Every (eps, delta)-private mechanism obeys
+The rates are bounded by Clopper-Pearson intervals (2.5 % each), so the pair (true positives >=
+`hit_low`, false positives <= `alarm_high`) holds with 95 % confidence. Every (eps, delta)-private
+mechanism obeys
 
     hit <= exp(eps) alarm + delta     and     1 - alarm <= exp(eps) (1 - hit) + delta.
 
-* `any_mechanism`: solved for eps at the claimed delta. No assumption; with n trials it cannot pass log(n / 3.7).
-* `same_family`: the claim names a whole curve of (eps, delta) pairs, that of a sampled Gaussian with the stated noise. A
-  smaller noise whose curve the rates contradict is ruled out; the bound is the eps of the largest noise that is left. It
-  exceeds the claim exactly if the rates contradict the claimed curve at some delta.
+* `any_mechanism`: solved for eps at the claimed delta. No assumption; with n trials it cannot pass
+  log(n / 3.7).
+* `same_family`: the claim names a whole curve of (eps, delta) pairs, that of a sampled Gaussian
+  with the stated noise. A smaller noise whose curve the rates contradict is ruled out; the bound is
+  the eps of the largest noise that is left. It exceeds the claim exactly if the rates contradict
+  the claimed curve at some delta.
 
-Legend: C candidate thresholds.
-Reference: Clopper and Pearson (1934); Nasr et al., "Tight auditing of differentially private machine learning" (2023).
-"""
+Legend: C candidate thresholds. Reference: Clopper and Pearson (1934); Nasr et al., "Tight auditing
+of differentially private machine learning" (2023)."""
 
 from __future__ import annotations
 
@@ -42,16 +44,21 @@ class Rates:
     alarm_high: float
 
     @classmethod
-    def of(cls, hits: int, positives: int, alarms: int, negatives: int, confidence: float = CONFIDENCE) -> Rates:
+    def of(
+        cls, hits: int, positives: int, alarms: int, negatives: int, confidence: float = CONFIDENCE
+    ) -> Rates:
         """Return the bounds for these counts; each side may fail with half of `1 - confidence`."""
         hit_low, _ = clopper_pearson(np.array(hits), positives, confidence)
         _, alarm_high = clopper_pearson(np.array(alarms), negatives, confidence)
         return cls(float(hit_low), float(alarm_high))
 
     def epsilon(self, delta: float) -> float:
-        """Return the eps that these rates need at this delta: the larger of both directions, at least 0."""
+        """Return the eps that these rates need at this delta: the larger of both directions, at
+        least 0."""
         pairs = ((self.hit_low, self.alarm_high), (1 - self.alarm_high, 1 - self.hit_low))
-        return max([0.0, *(math.log((up - delta) / down) for up, down in pairs if up > delta and down > 0)])
+        return max(
+            [0.0, *(math.log((up - delta) / down) for up, down in pairs if up > delta and down > 0)]
+        )
 
 
 def clopper_pearson(
@@ -59,7 +66,9 @@ def clopper_pearson(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds on a probability; both hold together with this confidence."""
     tail = (1 - confidence) / 2
-    low = np.where(successes > 0, beta.ppf(tail, np.maximum(successes, 1e-9), trials - successes + 1), 0.0)
+    low = np.where(
+        successes > 0, beta.ppf(tail, np.maximum(successes, 1e-9), trials - successes + 1), 0.0
+    )
     high_b = np.maximum(trials - successes, 1e-9)
     high = np.where(successes < trials, beta.ppf(1 - tail, successes + 1, high_b), 1.0)
     return low, high
@@ -68,11 +77,11 @@ def clopper_pearson(
 def best_threshold(
     inside: np.ndarray, outside: np.ndarray, claims: Mapping[float, float]
 ) -> tuple[float, tuple[float, float]]:
-    """Return the threshold that speaks loudest against the claimed curve (delta -> eps), and how loud.
+    """Return the threshold that speaks loudest against the claimed curve (delta -> eps), and how
+    loud.
 
-    Compared are, in this order: the eps that the rates need beyond the claim at some delta (0 if none), and the distance
-    ndtri(hit_low) - ndtri(alarm_high) in standard deviations.
-    """
+    Compared are, in this order: the eps that the rates need beyond the claim at some delta (0 if
+    none), and the distance ndtri(hit_low) - ndtri(alarm_high) in standard deviations."""
     cuts_C = np.unique(np.concatenate([inside, outside]))
     cuts_C = (cuts_C[1:] + cuts_C[:-1]) / 2 if len(cuts_C) > 1 else cuts_C
     hits_C = len(inside) - np.searchsorted(np.sort(inside), cuts_C, side="right")
@@ -80,7 +89,9 @@ def best_threshold(
     hit_C, _ = clopper_pearson(hits_C, len(inside))
     _, alarm_C = clopper_pearson(alarms_C, len(outside))
     excess_C = np.zeros(len(cuts_C))
-    with np.errstate(invalid="ignore", divide="ignore"):  # a threshold below or above everything separates nothing
+    with np.errstate(
+        invalid="ignore", divide="ignore"
+    ):  # a threshold below or above everything separates nothing
         for up_C, down_C in ((hit_C, alarm_C), (1 - alarm_C, 1 - hit_C)):
             for delta, claimed in claims.items():
                 needed_C = np.log(np.maximum(up_C - delta, 0.0) / down_C)
@@ -101,7 +112,8 @@ def any_mechanism(rates: Rates, delta: float) -> float:
 
 
 def same_family(rates: Rates, event: ReleaseEvent, steps: int, delta: float) -> float:
-    """Return the eps of the largest noise multiplier that these rates do not rule out, by bisection."""
+    """Return the eps of the largest noise multiplier that these rates do not rule out, by
+    bisection."""
     deltas = (*_DELTAS, delta)
 
     def ruled_out(noise: float) -> bool:
@@ -123,7 +135,9 @@ def same_family(rates: Rates, event: ReleaseEvent, steps: int, delta: float) -> 
 
 
 def contradicts(rates: Rates, event: ReleaseEvent, steps: int, deltas: Sequence[float]) -> bool:
-    """Say whether these rates are beyond what this many such releases allow, at any of these deltas."""
+    """Say whether these rates are beyond what this many such releases allow, at any of these
+    deltas."""
     return any(
-        (needed := rates.epsilon(delta)) > 0 and needed > composed_epsilon([(event, steps)], delta) for delta in deltas
+        (needed := rates.epsilon(delta)) > 0 and needed > composed_epsilon([(event, steps)], delta)
+        for delta in deltas
     )

@@ -1,12 +1,12 @@
 """Draw the mechanism itself, again and again, and note all that its stated law speaks of.
 
-Everything private enters a release through the one callback that sums the drawn examples. The
-audit holds that callback, so it knows which examples were drawn, what their clipped sum must be, and
+Everything private enters a release through the one callback that sums the drawn examples. The audit
+holds that callback, so it knows which examples were drawn, what their clipped sum must be, and
 therefore the noise of every release: `released * divisor - sum of the examples, each clipped`.
 
-Half of the nodes hold the canary, ten clip norms long, as example 0. All other examples lie along an
-axis at right angles to it, half of them half a clip norm long, half of them three: a batch thus has
-gradients that differ, and a sum that grows with its size.
+Half of the nodes hold the canary, ten clip norms long, as example 0. All other examples lie along
+an axis at right angles to it, half of them half a clip norm long, half of them three: a batch thus
+has gradients that differ, and a sum that grows with its size.
 
 Legend: S steps, N nodes, J examples of a node, E drawn places, D coordinates.
 """
@@ -43,7 +43,9 @@ _SHORT, _LONG = 0.5, 3.0  # other examples, in clip norms
 class Releases(Protocol):
     """What is audited: anything that releases as `GaussianMechanism` does."""
 
-    def release(self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]) -> Tensor:
+    def release(
+        self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]
+    ) -> Tensor:
         """Return the private gradients (N, D) of this step."""
         ...
 
@@ -87,9 +89,12 @@ class Draws:
 
 
 def draw_mechanism(setting: Setting, draws: int, fault: str | None) -> Draws:
-    """Make `draws` releases of the run's own mechanism with the run's own clipping, and watch them."""
+    """Make `draws` releases of the run's own mechanism with the run's own clipping, and watch
+    them."""
     if draws < FEWEST_DRAWS:
-        raise ConfigError(f"--draws {draws}: expected at least {FEWEST_DRAWS}; the default is {DRAWS}")
+        raise ConfigError(
+            f"--draws {draws}: expected at least {FEWEST_DRAWS}; the default is {DRAWS}"
+        )
     mechanism, secret = many_nodes(setting), setting.config.privacy.seed
     engine = clipping_engine(nn.Sequential(nn.Linear(DIM, 1, bias=False)), output_as_loss)
     private = (
@@ -101,8 +106,11 @@ def draw_mechanism(setting: Setting, draws: int, fault: str | None) -> Draws:
     return watch_releases(watch, break_mechanism(mechanism, fault), private, draws)
 
 
-def watch_releases(watch: Watch, mechanism: Releases, private: PrivateRandomness, draws: int) -> Draws:
-    """Draw a mechanism that should keep the law of `watch.mechanism`; huge data sets get fewer draws."""
+def watch_releases(
+    watch: Watch, mechanism: Releases, private: PrivateRandomness, draws: int
+) -> Draws:
+    """Draw a mechanism that should keep the law of `watch.mechanism`; huge data sets get fewer
+    draws."""
     affordable = max(FEWEST_DRAWS, min(draws, _MOST_CHOICES // watch.total))
     for step in range(math.ceil(affordable / NODES)):
         watch.begin()
@@ -111,7 +119,8 @@ def watch_releases(watch: Watch, mechanism: Releases, private: PrivateRandomness
 
 
 def many_nodes(setting: Setting) -> GaussianMechanism:
-    """Return the run's mechanism for many nodes like its first: same noise, clip norm, sampling and rate."""
+    """Return the run's mechanism for many nodes like its first: same noise, clip norm, sampling and
+    rate."""
     batch, total = scaled(*setting.stated_batch)
     return replace(
         setting.mechanism,
@@ -132,19 +141,22 @@ def scaled(batch: int, total: int) -> tuple[int, int]:
 
 
 def axes(dim: int) -> tuple[Tensor, Tensor]:
-    """Return two unit vectors at right angles, along no coordinate axis; `dim` is a multiple of 4."""
+    """Return two unit vectors at right angles, along no coordinate axis; `dim` is a multiple of
+    4."""
     first_D = (1.0 - 2.0 * (torch.arange(dim) % 3 == 0)) / dim**0.5
     return first_D, first_D * (1.0 - 2.0 * (torch.arange(dim) % 4 >= 2))
 
 
 class Watch:
-    """Sums the drawn examples as a run does, and keeps what the tests need: counts, sizes, noise."""
+    """Sums the drawn examples as a run does, and keeps what the tests need: counts, sizes,
+    noise."""
 
     def __init__(self, mechanism: GaussianMechanism, engine: ClippingEngine) -> None:
         self.mechanism, self.engine = mechanism, engine
         self.total = mechanism.num_examples[0]
         self.inside_N = torch.arange(NODES) % 2 == 0
-        # Under "replace one" the neighbour holds the opposite canary, under "add or remove" a blank.
+        # Under "replace one" the neighbour holds the opposite canary, under "add or remove" a
+        # blank.
         self.other = -1.0 if mechanism.sampling == "uniform" else 0.0
         self.canary_axis_D, self.other_axis_D = axes(DIM)
         self.canary_N = torch.where(self.inside_N, 1.0, self.other)
@@ -173,11 +185,14 @@ class Watch:
         lengths_NE = self.length_J[places_NE].clamp(max=1.0).double() * present_NE
         canary_N = (self.canary_N[:, None] * (places_NE == 0) * present_NE).sum(1)
         self.sum_ND = unit * (
-            canary_N[:, None].double() * self.canary_axis_D + lengths_NE.sum(1)[:, None] * self.other_axis_D
+            canary_N[:, None].double() * self.canary_axis_D
+            + lengths_NE.sum(1)[:, None] * self.other_axis_D
         )
         inputs_NED = unit * self._examples(places_NE)
         targets_NE = torch.zeros(places_NE.shape)
-        sum_ND = self.engine.clipped_sum(torch.zeros(NODES, DIM), inputs_NED, targets_NE, present_NE, unit)
+        sum_ND = self.engine.clipped_sum(
+            torch.zeros(NODES, DIM), inputs_NED, targets_NE, present_NE, unit
+        )
         error = (sum_ND.double() - self.sum_ND).norm(dim=1).max() / unit
         self.sum_error = max(self.sum_error, float(error.nan_to_num(torch.inf)))
         return sum_ND
@@ -186,7 +201,11 @@ class Watch:
         """Note what came out."""
         clip, batch = self.mechanism.clip_norm, self.mechanism.expected_batch_sizes[0]
         total_ND = release_ND.double() * batch / clip
-        noise_ND = (total_ND - self.sum_ND / clip) / self.mechanism.noise_multipliers[0] / (1 + SENSITIVITY_SLACK)
+        noise_ND = (
+            (total_ND - self.sum_ND / clip)
+            / self.mechanism.noise_multipliers[0]
+            / (1 + SENSITIVITY_SLACK)
+        )
         drawn_NJ, first = self.drawn_NJ > 0, not self.steps
         self.first_NJ = drawn_NJ if first else self.first_NJ
         self.times_J += self.drawn_NJ.sum(0)
@@ -214,6 +233,9 @@ class Watch:
         )  # fmt: skip
 
     def _examples(self, indices_NE: Tensor) -> Tensor:
-        """Return the drawn examples (N, E, D) in clip norms; an example is its own gradient here."""
+        """Return the drawn examples (N, E, D) in clip norms; an example is its own gradient
+        here."""
         canary_NE = CANARY_NORMS * self.canary_N[:, None] * (indices_NE == 0)
-        return canary_NE[..., None] * self.canary_axis_D + (self.length_J[indices_NE][..., None] * self.other_axis_D)
+        return canary_NE[..., None] * self.canary_axis_D + (
+            self.length_J[indices_NE][..., None] * self.other_axis_D
+        )

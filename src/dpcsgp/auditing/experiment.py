@@ -1,9 +1,11 @@
-"""The experiment of an audit: many victims with or without one worst-case example, and a tape of all their messages.
+"""The experiment of an audit: many victims with or without one worst-case example, and a tape of
+all their messages.
 
-Each trial is a pair of nodes that hear nobody else: a victim that may hold the canary, and a listener without data. All
-trials run side by side through the real training loop, mechanism, algorithm, compressor and frames. The model is linear
-with loss equal to its output, so that an example's gradient is the example itself: the canary is ten clip norms long (it
-is clipped to one), all other examples are zero. No data set and no model could be told apart more easily.
+Each trial is a pair of nodes that hear nobody else: a victim that may hold the canary, and a
+listener without data. All trials run side by side through the real training loop, mechanism,
+algorithm, compressor and frames. The model is linear with loss equal to its output, so that an
+example's gradient is the example itself: the canary is ten clip norms long (it is clipped to one),
+all other examples are zero. No data set and no model could be told apart more easily.
 
 Legend: N nodes (two per trial), E places for examples, D coordinates, B bytes of a frame.
 """
@@ -57,14 +59,18 @@ class Setting:
 
     @classmethod
     def of(cls, config: Config) -> Setting:
-        """Take the first node's promise from the settings; long runs are audited over their first steps."""
+        """Take the first node's promise from the settings; long runs are audited over their first
+        steps."""
         if config.algorithm.name in ("local", "dp-sgd"):
             raise ConfigError(
-                f"algorithm.name = '{config.algorithm.name}': sends no messages, so there is no stream to attack; "
+                f"algorithm.name = '{config.algorithm.name}': sends no messages, so there is no "
+                "stream to attack; "
                 "audit dp-csgp, which uses the same mechanism"
             )
         if config.privacy.noise == "none":
-            raise ConfigError("privacy.noise = 'none': nothing is promised, so there is nothing to audit")
+            raise ConfigError(
+                "privacy.noise = 'none': nothing is promised, so there is nothing to audit"
+            )
         num_examples = declared_examples(config)
         whole = build_mechanism(config, [num_examples] * config.graph.num_nodes)
         stated = (whole.expected_batch_sizes[0], num_examples)
@@ -91,12 +97,17 @@ class Setting:
 def declared_examples(config: Config) -> int:
     """Return how many examples a node declares under an even split."""
     name = config.task.name
-    total = PUBLISHED[name].shapes.train_labels[0] if name in PUBLISHED else len(load_dataset(name).train_labels)
+    total = (
+        PUBLISHED[name].shapes.train_labels[0]
+        if name in PUBLISHED
+        else len(load_dataset(name).train_labels)
+    )
     return total // config.graph.num_nodes
 
 
 def _smaller(batch: int, total: int) -> tuple[int, int]:
-    """Return a batch size and a number of examples with the same rate and fewer examples, if that can be had."""
+    """Return a batch size and a number of examples with the same rate and fewer examples, if that
+    can be had."""
     rate = Fraction(batch, total)
     near = rate.limit_denominator(_MOST_EXAMPLES)
     chosen = near if abs(near - rate) <= rate / 100 else rate
@@ -109,12 +120,15 @@ def _algorithm(config: Config, dim: int) -> Algorithm[Any]:
     if config.algorithm.name not in COMPRESSED:
         return build_algorithm(config, compressor, None)
     pair = graphs.complete(2)
-    return build_algorithm(config, compressor, best_mixing_rate(pair, compressor, dim) if rate == "auto" else rate)
+    return build_algorithm(
+        config, compressor, best_mixing_rate(pair, compressor, dim) if rate == "auto" else rate
+    )
 
 
 @dataclass
 class Pairs:
-    """A network of pairs: every node hears itself and its partner, and everything that is sent is taped."""
+    """A network of pairs: every node hears itself and its partner, and everything that is sent is
+    taped."""
 
     nodes: tuple[int, ...]
     tape: list[Tensor] = field(default_factory=list)
@@ -140,10 +154,15 @@ class Pairs:
 
     def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
         """Add the average of a pair to both of its nodes."""
-        half_ND = values_SD.reshape(-1, 2, values_SD.shape[1]).to(torch.float64).mean(1).repeat_interleave(2, 0)
+        half_ND = (
+            values_SD.reshape(-1, 2, values_SD.shape[1])
+            .to(torch.float64)
+            .mean(1)
+            .repeat_interleave(2, 0)
+        )
         return half_ND if onto_ND is None else onto_ND.add_(half_ND)
 
-    def agree(self, name: str, value: Any) -> list[Any]:
+    def gather_values(self, name: str, value: Any) -> list[Any]:
         """Return the only process's value."""
         return [value]
 
@@ -167,7 +186,8 @@ def output_as_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True)
 class CanaryTask:
-    """Even nodes are victims: example 0 is `canary_ND` of their row (zero: no canary), all others are zero."""
+    """Even nodes are victims: example 0 is `canary_ND` of their row (zero: no canary), all others
+    are zero."""
 
     module: nn.Module
     canary_ND: Tensor
@@ -193,7 +213,9 @@ class CanaryTask:
         return {}
 
 
-def build_run(setting: Setting, inside: Tensor, private: PrivateRandomness, public: PublicRandomness) -> Run:
+def build_run(
+    setting: Setting, inside: Tensor, private: PrivateRandomness, public: PublicRandomness
+) -> Run:
     """Return a run with one pair per entry of `inside` (bool: this victim holds the canary)."""
     nodes = tuple(range(2 * len(inside)))
     length = CANARY_NORMS * setting.mechanism.clip_norm
@@ -224,7 +246,11 @@ def build_run(setting: Setting, inside: Tensor, private: PrivateRandomness, publ
         private=private,
         recorder=Recorder(None),
         schedule=Schedule(
-            setting.steps, settings.gossip_every, settings.polish_rounds, evaluate_every=0, momentum=settings.momentum
+            setting.steps,
+            settings.gossip_every,
+            settings.polish_rounds,
+            evaluate_every=0,
+            momentum=settings.momentum,
         ),
         epsilon_spent=lambda: [0.0],
         anchor_D=torch.zeros(setting.dim),

@@ -1,7 +1,7 @@
 """Ways to break the mechanism on purpose; an audit that does not catch them would be worth nothing.
 
-They wrap the parts of a run and change none of them. Of a mechanism they see what everybody sees: the
-callback that sums a batch, and what is released.
+They wrap the parts of a run and change none of them. Of a mechanism they see what everybody sees:
+the callback that sums a batch, and what is released.
 
 Legend: N hosted nodes, E places for examples, D coordinates.
 """
@@ -46,7 +46,8 @@ FAULTS: Final[dict[str, str]] = {
 
 
 def check_fault(fault: str | None, mechanism: GaussianMechanism) -> None:
-    """Refuse a fault that does not exist, and one that would change nothing under these settings."""
+    """Refuse a fault that does not exist, and one that would change nothing under these
+    settings."""
     if fault is None:
         return
     if fault not in get_args(Fault):
@@ -110,7 +111,9 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mechanism, name)
 
-    def release(self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]) -> Tensor:
+    def release(
+        self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]
+    ) -> Tensor:
         """Release as usual, take sum and noise apart, and put them together with the fault."""
         sums, sizes = [], []
 
@@ -236,13 +239,16 @@ class Unclipped:
         shape: PassShape = PassShape(),
     ) -> Tensor:
         """Return the plain sum of gradients."""
-        return self.engine.clipped_sum(parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm, shape)
+        return self.engine.clipped_sum(
+            parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm, shape
+        )
 
 
 @final
 @dataclass(frozen=True)
 class MeanClipped:
-    """A clipping engine with one factor for the whole batch; an example must be its own gradient."""
+    """A clipping engine with one factor for the whole batch; an example must be its own
+    gradient."""
 
     engine: ClippingEngine
 
@@ -258,7 +264,9 @@ class MeanClipped:
         """Scale the plain sum so that the mean norm of the batch becomes the clip norm."""
         norms_NE = inputs.norm(dim=-1) * present_NE
         mean_N1 = (norms_NE.sum(1) / present_NE.sum(1).clamp(min=1))[:, None]
-        sum_ND = Unclipped(self.engine).clipped_sum(parameters_ND, inputs, targets, present_NE, clip_norm, shape)
+        sum_ND = Unclipped(self.engine).clipped_sum(
+            parameters_ND, inputs, targets, present_NE, clip_norm, shape
+        )
         return sum_ND * (clip_norm / mean_N1.clamp(min=clip_norm))
 
 
@@ -273,8 +281,11 @@ class NoiseAside:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mechanism, name)
 
-    def release(self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: list[bool]) -> Tensor:
-        """Release as usual, and note what the noise was: the same step without noise draws the same batch."""
+    def release(
+        self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: list[bool]
+    ) -> Tensor:
+        """Release as usual, and note what the noise was: the same step without noise draws the same
+        batch."""
         quiet = replace(self._mechanism, noise_multipliers=(0.0,) * len(active))
         grad_ND = self._mechanism.release(clipped_sum, step, random, active)
         self.noise_ND = grad_ND - quiet.release(clipped_sum, step, random, active)

@@ -1,8 +1,8 @@
 """Hold the drawn releases against the law that the mechanism states, one property at a time.
 
-The stated law: every example is in a batch with the stated probability, whoever else is and whatever
-was drawn before; a release is the sum of the examples, each clipped, plus Gaussian noise of the
-stated size that is new in every coordinate, step and node, divided by a public constant.
+The stated law: every example is in a batch with the stated probability, whoever else is and
+whatever was drawn before; a release is the sum of the examples, each clipped, plus Gaussian noise
+of the stated size that is new in every coordinate, step and node, divided by a public constant.
 
 All checks together raise a false alarm with probability `ALARMS` at most (Bonferroni).
 
@@ -42,7 +42,9 @@ from dpcsgp.privacy.passes import SUM_SLACK
 
 ALARMS: Final = 1e-5
 SUM_TOLERANCE: Final = SUM_SLACK  # clip norms: what the mechanism's noise is raised by for rounding
-_SPARE_NOISE: Final = 0.01  # noise may be this much above the stated one, which is raised for rounding: safe
+_SPARE_NOISE: Final = (
+    0.01  # noise may be this much above the stated one, which is raised for rounding: safe
+)
 _TAIL: Final = 4.0  # standard deviations
 _LEAST: Final = 1e-5  # noise is on a grid, and exact zeros would have a magnitude score of -inf
 
@@ -90,7 +92,9 @@ class MechanismAudit:
         return [check.name for check in self.checks if check.flagged]
 
 
-def audit_mechanism(setting: Setting, draws: int = DRAWS, fault: str | None = None) -> MechanismAudit:
+def audit_mechanism(
+    setting: Setting, draws: int = DRAWS, fault: str | None = None
+) -> MechanismAudit:
     """Draw the mechanism of these settings and hold it against its law."""
     started = time.monotonic()
     check_fault(fault, setting.mechanism)
@@ -174,7 +178,8 @@ def _fresh_batches(draws: Draws) -> Iterator[tuple[str, str, Test]]:
     }
 
     def reused(shared: int, trials: int, chance: float) -> Test:
-        # If a share s of batches is used again, a place agrees with chance rate * (rate + s (1 - rate)).
+        # If a share s of batches is used again, a place agrees with chance rate * (rate + s (1 -
+        # rate)).
         def test(level: float) -> Finding:
             found = proportion(shared, trials, chance, level)
             share = rate / (1 - rate)
@@ -241,7 +246,9 @@ def _any_follows(values_RM: np.ndarray) -> Test:
     return lambda level: any_pair_correlated(values_RM, level)
 
 
-def _noise_and_batch(draws: Draws, noise_SND: np.ndarray, scores_SND: np.ndarray) -> Iterator[tuple[str, str, Test]]:
+def _noise_and_batch(
+    draws: Draws, noise_SND: np.ndarray, scores_SND: np.ndarray
+) -> Iterator[tuple[str, str, Test]]:
     """What is left after the stated sum knows nothing about the batch: neither canary nor size."""
     inside, event = draws.inside_N, draws.event
     drawn = draws.canary_SN[:, inside] - event.sampling_rate

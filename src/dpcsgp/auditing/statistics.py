@@ -2,7 +2,8 @@
 
 Every function returns a `Finding`: a p-value that is exact or too large, never too small, and the
 size of fault that the same test, with the same sample, flags with probability `POWER`. Nothing is
-approximated by a law that fails far out in the tails, because the levels are about one in a million:
+approximated by a law that fails far out in the tails, because the levels are about one in a
+million:
 
 * counts: binomial tails, and the beta law for the fault;
 * sums of squares: the chi-square law; correlations of Gaussian values: the t law of `r`;
@@ -26,24 +27,29 @@ POWER: Final = 0.99
 
 
 class Finding(NamedTuple):
-    """What one test saw: the deviation, its p-value, and the smallest deviation it would have caught."""
+    """What one test saw: the deviation, its p-value, and the smallest deviation it would have
+    caught."""
 
     seen: float
     p_value: float
     smallest: float
 
 
-def proportion(successes: int, trials: int, rate: float, level: float, cases: int = 1, fewer: bool = False) -> Finding:
-    """Compare a count with Binomial(trials, rate), on both sides; deviations are shares of the rate.
+def proportion(
+    successes: int, trials: int, rate: float, level: float, cases: int = 1, fewer: bool = False
+) -> Finding:
+    """Compare a count with Binomial(trials, rate), on both sides; deviations are shares of the
+    rate.
 
-    `cases` is of how many like counts this one is the most extreme. The smallest fault is a rate that is
-    too large, or too small if `fewer` (or if nothing is larger); infinite if not even "never" shows.
-    """
+    `cases` is of how many like counts this one is the most extreme. The smallest fault is a rate
+    that is too large, or too small if `fewer` (or if nothing is larger); infinite if not even
+    "never" shows."""
     below, above = binom.cdf(successes, trials, rate), binom.sf(successes - 1, trials, rate)
     p_value = min(1.0, 2 * cases * float(min(below, above)))
     tail = level / (2 * cases)
     low, high = int(binom.ppf(tail, trials, rate)), int(binom.isf(tail, trials, rate))
-    # Flagged are counts below `low` and above `high`; the rate that gives them with probability POWER:
+    # Flagged are counts below `low` and above `high`; the rate that gives them with probability
+    # POWER:
     if fewer or high == trials:
         smallest = 1 - float(beta.ppf(1 - POWER, low, trials - low + 1)) / rate if low else math.inf
     else:
@@ -81,7 +87,9 @@ def shifted(values_MR: np.ndarray, level: float) -> Finding:
     def missing(noncentrality: float) -> float:
         return float(ncx2.sf(critical, columns, noncentrality)) - POWER
 
-    smallest = math.sqrt(float(optimize.root_scalar(missing, bracket=(1e-9, 10 * critical + 1e3)).root) / size)
+    smallest = math.sqrt(
+        float(optimize.root_scalar(missing, bracket=(1e-9, 10 * critical + 1e3)).root) / size
+    )
     p_value = float(chi2.sf(size * np.square(means_R).sum(), columns))
     return Finding(float(np.abs(means_R).max()), p_value, smallest)
 
@@ -94,7 +102,8 @@ def correlated(first: np.ndarray, second: np.ndarray, level: float, pairs: int =
 
 
 def any_pair_correlated(values_RM: np.ndarray, level: float) -> Finding:
-    """Look at every pair of rows of Gaussian values of mean 0, and report the pair that is most alike."""
+    """Look at every pair of rows of Gaussian values of mean 0, and report the pair that is most
+    alike."""
     lengths_R = np.maximum(np.linalg.norm(values_RM, axis=1), 1e-300)
     alike_RR = (values_RM @ values_RM.T) / np.outer(lengths_R, lengths_R)
     alike_P = alike_RR[np.triu_indices(len(values_RM), 1)]
@@ -103,13 +112,15 @@ def any_pair_correlated(values_RM: np.ndarray, level: float) -> Finding:
 
 
 def from_correlation(seen: float, size: int, level: float, pairs: int = 1) -> Finding:
-    """Return the finding of a correlation coefficient about known means: t with size - 1 degrees."""
+    """Return the finding of a correlation coefficient about known means: t with size - 1
+    degrees."""
     freedom = size - 1
     strength = abs(seen) * math.sqrt(freedom / max(1 - seen**2, 1e-15))
     p_value = min(1.0, 2 * pairs * float(t.sf(strength, freedom)))
     critical = float(t.isf(level / (2 * pairs), freedom))
     least = critical / math.sqrt(freedom + critical**2)
-    # Fisher's transform: atanh(r) has standard deviation 1 / sqrt(size - 3) about atanh of the truth.
+    # Fisher's transform: atanh(r) has standard deviation 1 / sqrt(size - 3) about atanh of the
+    # truth.
     smallest = math.tanh(math.atanh(least) + float(norm.ppf(POWER)) / math.sqrt(size - 3))
     return Finding(seen, p_value, smallest)
 
@@ -126,10 +137,14 @@ def other_law(values: np.ndarray, law: Callable[[np.ndarray], np.ndarray], level
     )
 
 
-def other_counts(values: np.ndarray, law: Callable[[np.ndarray], np.ndarray], level: float) -> Finding:
+def other_counts(
+    values: np.ndarray, law: Callable[[np.ndarray], np.ndarray], level: float
+) -> Finding:
     """Compare whole numbers from 0 on with a distribution function."""
     shares = np.cumsum(np.bincount(values.ravel())) / values.size
-    return from_distance(float(np.abs(shares - law(np.arange(len(shares)))).max()), values.size, level)
+    return from_distance(
+        float(np.abs(shares - law(np.arange(len(shares)))).max()), values.size, level
+    )
 
 
 def from_distance(distance: float, size: int, level: float) -> Finding:
@@ -141,5 +156,6 @@ def from_distance(distance: float, size: int, level: float) -> Finding:
 
 
 def exactly(deviation: float, allowed: float) -> Finding:
-    """Return the finding of a comparison without chance: anything beyond what is allowed is a fault."""
+    """Return the finding of a comparison without chance: anything beyond what is allowed is a
+    fault."""
     return Finding(deviation, float(deviation <= allowed), allowed)

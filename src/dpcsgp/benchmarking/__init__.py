@@ -42,7 +42,8 @@ class Outcome:
 
 
 def benchmark(group: str = "all", quick: bool = False) -> Outcome:
-    """Measure one group or all; `quick` uses tiny sizes, which prove that it runs and are held to no limit."""
+    """Measure one group or all; `quick` uses tiny sizes, which prove that it runs and are held to
+    no limit."""
     if group not in (*GROUPS, "all"):
         raise ConfigError(f"benchmark {group!r}: expected one of {', '.join(GROUPS)}, all")
     outcome = Outcome()
@@ -73,6 +74,7 @@ def _notes(group: str, quick: bool) -> list[str]:
         notes.append(opacus_modes.MISSING)
     if deciding_clock() == "cpu":
         notes.append(
-            "the machine is busy with other work: ratios of processor time decide, not those of the wall clock"
+            "the machine is busy with other work: ratios of processor time decide, not those of "
+            "the wall clock"
         )
     return notes

@@ -21,23 +21,34 @@ MODES: Final = {mode: f"Opacus {mode}" for mode in opacus_modes.MODES}
 
 
 def benchmark_clipping(quick: bool = False) -> list[Ratio]:
-    """Compare private gradients of the two-layer network (10 nodes) and of ResNet-18 (one node) with the peers."""
+    """Compare private gradients of the two-layer network (10 nodes) and of ResNet-18 (one node)
+    with the peers."""
     clock = deciding_clock()
     if quick:
         return _two_layers(TINY, clock, rounds=3, slow_rounds=2)
-    return _two_layers(TWO_LAYERS, clock, rounds=15, slow_rounds=7) + _resnet(RESNET18, clock, rounds=5)
+    return _two_layers(TWO_LAYERS, clock, rounds=15, slow_rounds=7) + _resnet(
+        RESNET18, clock, rounds=5
+    )
 
 
 def _two_layers(work: Workload, clock: Clock, rounds: int, slow_rounds: int) -> list[Ratio]:
     note = f"{work.model}, {work.num_nodes} nodes x batch {work.batch_size}"
     times = measure(
-        {PLAIN: work.plain(), TORCH_NOISE: work.private(secure=False), OURS: work.private(secure=True)}, rounds, 2
+        {
+            PLAIN: work.plain(),
+            TORCH_NOISE: work.private(secure=False),
+            OURS: work.private(secure=True),
+        },
+        rounds,
+        2,
     )
     ratios = [
         compare("clipping", times, TORCH_NOISE, PLAIN, clock=clock, limit=2.2, note=note),
         compare("clipping", times, OURS, PLAIN, clock=clock, limit=2.2, note=note),
     ]
-    return ratios + _against_opacus(work, clock, slow_rounds, note, best_limit=2.0, default_limit=40.0)
+    return ratios + _against_opacus(
+        work, clock, slow_rounds, note, best_limit=2.0, default_limit=40.0
+    )
 
 
 def _resnet(work: Workload, clock: Clock, rounds: int) -> list[Ratio]:
@@ -49,7 +60,12 @@ def _resnet(work: Workload, clock: Clock, rounds: int) -> list[Ratio]:
 
 
 def _against_opacus(
-    work: Workload, clock: Clock, rounds: int, note: str, best_limit: float, default_limit: float | None
+    work: Workload,
+    clock: Clock,
+    rounds: int,
+    note: str,
+    best_limit: float,
+    default_limit: float | None,
 ) -> list[Ratio]:
     """Compare with every mode that works here; the best one is marked and held to its limit."""
     if not opacus_modes.is_installed():
@@ -81,26 +97,52 @@ def _ranked(
     for name in peers:
         ratio = compare("clipping", times, OURS, name, clock=clock, at_least=True, note=note)
         if name == MODES[opacus_modes.SECURE]:
-            ratio = replace(ratio, note=f"{note}; like for like: both resist attacks on floating point")
+            ratio = replace(
+                ratio, note=f"{note}; like for like: both resist attacks on floating point"
+            )
         if name == default and default_limit is not None:
             ratio = replace(ratio, limit=default_limit, note=f"{note}; its default")
         if name == best:
-            alike = compare("clipping", times, TORCH_NOISE, name, clock=clock, at_least=True, note=note)
-            ratios.append(replace(alike, note=f"{note}; like for like: the peer's noise is torch's too"))
-            ratio = replace(ratio, limit=max(best_limit, ratio.limit or 0.0), note=f"{ratio.note}; its best mode here")
+            alike = compare(
+                "clipping", times, TORCH_NOISE, name, clock=clock, at_least=True, note=note
+            )
+            ratios.append(
+                replace(alike, note=f"{note}; like for like: the peer's noise is torch's too")
+            )
+            ratio = replace(
+                ratio,
+                limit=max(best_limit, ratio.limit or 0.0),
+                note=f"{ratio.note}; its best mode here",
+            )
         ratios.append(ratio)
     return ratios
 
 
 def _memory() -> list[Ratio]:
-    """Compare peak memory of ResNet-18 with Opacus's default and with plain SGD, each in a process of its own."""
+    """Compare peak memory of ResNet-18 with Opacus's default and with plain SGD, each in a process
+    of its own."""
     ours = gradient_memory("resnet18", "ours")
     ratios = []
-    for peer, way, limit in ((MODES[opacus_modes.DEFAULT], opacus_modes.DEFAULT, 1.0), (PLAIN, "plain", None)):
+    for peer, way, limit in (
+        (MODES[opacus_modes.DEFAULT], opacus_modes.DEFAULT, 1.0),
+        (PLAIN, "plain", None),
+    ):
         theirs = gradient_memory("resnet18", way)
         value = ours / max(theirs, 1)
         note = "resnet18, batch 32, peak memory of two gradients"
         ratios.append(
-            Ratio("clipping", OURS, peer, value, value, value, ours, theirs, unit="B", limit=limit, note=note)
+            Ratio(
+                "clipping",
+                OURS,
+                peer,
+                value,
+                value,
+                value,
+                ours,
+                theirs,
+                unit="B",
+                limit=limit,
+                note=note,
+            )
         )
     return ratios

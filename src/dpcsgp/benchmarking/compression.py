@@ -36,7 +36,9 @@ def benchmark_compression(quick: bool = False) -> list[Ratio]:
     x_ND, random = torch.randn(num_nodes, dim), PublicRandomness(0, range(num_nodes))
     target_ND = torch.empty_like(x_ND)
     ways: dict[str, Callable[[], object]] = {
-        "torch.rand": lambda: torch.rand(num_nodes, dim, out=target_ND),  # no fresh memory: the sterner limit
+        "torch.rand": lambda: torch.rand(
+            num_nodes, dim, out=target_ND
+        ),  # no fresh memory: the sterner limit
         "memory copy": lambda: target_ND.copy_(x_ND),
     }
     for spec in LIMITS:
@@ -50,22 +52,33 @@ def benchmark_compression(quick: bool = False) -> list[Ratio]:
             compare("compression", times, spec, "torch.rand", clock=clock, limit=limit, note=note)
             for spec, limit in LIMITS.items()
         ]
-        + [compare("compression", times, ROTATION, "torch.rand", clock=clock, limit=1.0, note=alone)]
+        + [
+            compare(
+                "compression", times, ROTATION, "torch.rand", clock=clock, limit=1.0, note=alone
+            )
+        ]
         + [compare("compression", times, spec, "memory copy", clock=clock) for spec in LIMITS]
     )
 
 
-def _both_ways(compressor: Compressor, x_ND: Tensor, random: PublicRandomness) -> Callable[[], Tensor]:
+def _both_ways(
+    compressor: Compressor, x_ND: Tensor, random: PublicRandomness
+) -> Callable[[], Tensor]:
     return lambda: compressor.decode(compressor.encode(x_ND, random, 0), x_ND.shape[1], random, 0)
 
 
 def _rotation(x_ND: Tensor, random: PublicRandomness) -> Callable[[], None]:
-    """Return the public rotation of the vectors, in place, node after node and panel after panel, as the encoder makes it."""
-    panels = {start: plan_rotation(stop - start, bits=1) for start, stop in panels_of(x_ND.shape[1])}
+    """Return the public rotation of the vectors, in place, node after node and panel after panel,
+    as the encoder makes it."""
+    panels = {
+        start: plan_rotation(stop - start, bits=1) for start, stop in panels_of(x_ND.shape[1])
+    }
     streams = [random.of([node]) for node in random.nodes]
+    # contents do not matter
     rotated = [
-        {start: torch.randn(1, plan.width).numpy() for start, plan in panels.items()} for _ in streams
-    ]  # contents do not matter
+        {start: torch.randn(1, plan.width).numpy() for start, plan in panels.items()}
+        for _ in streams
+    ]
 
     def turn() -> None:
         for stream, parts in zip(streams, rotated, strict=True):

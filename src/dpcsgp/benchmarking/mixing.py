@@ -1,4 +1,5 @@
-"""Weighted sums over senders, in sender order, against a memory copy per edge and a dense matrix product.
+"""Weighted sums over senders, in sender order, against a memory copy per edge and a dense matrix
+product.
 
 Legend: N nodes, D coordinates.
 """
@@ -13,16 +14,24 @@ from dpcsgp.network.mixing import Mixer
 
 
 def benchmark_mixing(quick: bool = False) -> list[Ratio]:
-    """Mix on exponential graphs of growing size: O(edges x D), whatever the number of pairs of nodes."""
+    """Mix on exponential graphs of growing size: O(edges x D), whatever the number of pairs of
+    nodes."""
     clock = deciding_clock()
     sizes = ((4, 1001),) if quick else ((10, 101_770), (100, 101_770))
-    return [ratio for num_nodes, dim in sizes for ratio in _at(num_nodes, dim, clock=clock, rounds=3 if quick else 9)]
+    return [
+        ratio
+        for num_nodes, dim in sizes
+        for ratio in _at(num_nodes, dim, clock=clock, rounds=3 if quick else 9)
+    ]
 
 
 def _at(num_nodes: int, dim: int, *, clock: Clock, rounds: int) -> list[Ratio]:
     topology = directed_exponential(num_nodes)
     mixer = Mixer(topology, range(num_nodes))
-    values_ND, onto_ND = torch.randn(num_nodes, dim), torch.zeros(num_nodes, dim, dtype=torch.float64)
+    values_ND, onto_ND = (
+        torch.randn(num_nodes, dim),
+        torch.zeros(num_nodes, dim, dtype=torch.float64),
+    )
     weights_NN, wide_ND = torch.tensor(topology.weights), values_ND.double()
     senders = [sender for node in range(num_nodes) for sender in topology.senders_to(node)]
     row_D = torch.empty(dim)

@@ -1,6 +1,7 @@
 """One private gradient by Opacus, in each of its modes: the peer that most people know.
 
-Opacus is an optional extra (`pip install "dpcsgp[bench]"`) and is imported here only, when a benchmark asks for it.
+Opacus is an optional extra (`pip install "dpcsgp[bench]"`) and is imported here only, when a
+benchmark asks for it.
 
 Legend: E examples.
 """
@@ -17,14 +18,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-Gradient = Callable[[Tensor, Tensor], None]  # (inputs, targets) -> private gradients in .grad of the parameters
+# (inputs, targets) -> private gradients in .grad of the parameters
+Gradient = Callable[[Tensor, Tensor], None]
 
 DEFAULT: Final = "hooks"
-# Noise that withstands attacks on floating point, as ours does. Opacus draws it four times over for that; its own secure
-# generator, which would cost more, has no build for today's torch, so this is torch's.
+# Noise that withstands attacks on floating point, as ours does. Opacus draws it four times over for
+# that; its own secure generator, which would cost more, has no build for today's torch, so this is
+# torch's.
 SECURE: Final = "ghost, secure noise"
 MODES: Final = (DEFAULT, "functorch", "ew", "ghost", SECURE)
-MISSING: Final = 'Opacus is not installed: its rows are left out; install it with: pip install "dpcsgp[bench]"'
+MISSING: Final = (
+    'Opacus is not installed: its rows are left out; install it with: pip install "dpcsgp[bench]"'
+)
 
 
 def is_installed() -> bool:
@@ -32,8 +37,11 @@ def is_installed() -> bool:
     return importlib.util.find_spec("opacus") is not None
 
 
-def private_gradient(mode: str, module: nn.Module, batch_size: int, clip_norm: float, noise: float) -> Gradient:
-    """Return a function that leaves `(clipped sum + noise) / batch size` in the gradients of a copy of the module."""
+def private_gradient(
+    mode: str, module: nn.Module, batch_size: int, clip_norm: float, noise: float
+) -> Gradient:
+    """Return a function that leaves `(clipped sum + noise) / batch size` in the gradients of a copy
+    of the module."""
     model = copy.deepcopy(module).train()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -47,8 +55,12 @@ def _opacus(module: str) -> Any:
     return importlib.import_module(f"opacus.{module}")
 
 
-def _sampled(mode: str, model: nn.Module, batch_size: int, clip_norm: float, noise: float) -> Gradient:
-    wrapped: Any = _opacus("grad_sample.utils").wrap_model(model, mode, batch_first=True, loss_reduction="mean")
+def _sampled(
+    mode: str, model: nn.Module, batch_size: int, clip_norm: float, noise: float
+) -> Gradient:
+    wrapped: Any = _opacus("grad_sample.utils").wrap_model(
+        model, mode, batch_first=True, loss_reduction="mean"
+    )
     optimizer = _opacus("optimizers").DPOptimizer(
         torch.optim.SGD(wrapped.parameters(), lr=0.1),
         noise_multiplier=noise,
@@ -60,11 +72,19 @@ def _sampled(mode: str, model: nn.Module, batch_size: int, clip_norm: float, noi
     return lambda inputs, targets: _once(optimizer, criterion, wrapped, inputs, targets)
 
 
-def _ghost(model: nn.Module, batch_size: int, clip_norm: float, noise: float, *, secure: bool) -> Gradient:
+def _ghost(
+    model: nn.Module, batch_size: int, clip_norm: float, noise: float, *, secure: bool
+) -> Gradient:
     wrapped = _opacus("grad_sample").GradSampleModuleFastGradientClipping(
-        model, batch_first=True, loss_reduction="mean", max_grad_norm=clip_norm, use_ghost_clipping=True
+        model,
+        batch_first=True,
+        loss_reduction="mean",
+        max_grad_norm=clip_norm,
+        use_ghost_clipping=True,
     )
-    optimizer = _opacus("optimizers.optimizer_fast_gradient_clipping").DPOptimizerFastGradientClipping(
+    optimizer = _opacus(
+        "optimizers.optimizer_fast_gradient_clipping"
+    ).DPOptimizerFastGradientClipping(
         torch.optim.SGD(wrapped.parameters(), lr=0.1),
         noise_multiplier=noise,
         max_grad_norm=clip_norm,

@@ -13,26 +13,40 @@ from dpcsgp.errors import DpcsgpError
 
 def peak_bytes() -> int:
     """Return the largest resident size of this process so far."""
-    if sys.platform == "linux":  # getrusage would start from the size of the process that started this one
-        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    if (
+        sys.platform == "linux"
+    ):  # getrusage would start from the size of the process that started this one
+        line = next(
+            line
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("VmHWM")
+        )
         return 1024 * int(line.split()[1])
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024
 
 
 def in_own_process(*arguments: str) -> dict[str, float]:
-    """Run `python -m dpcsgp.benchmarking arguments` and return the JSON object that it prints last."""
+    """Run `python -m dpcsgp.benchmarking arguments` and return the JSON object that it prints
+    last."""
     done = subprocess.run(
-        [sys.executable, "-m", "dpcsgp.benchmarking", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "dpcsgp.benchmarking", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        raise DpcsgpError(f"benchmark {' '.join(arguments)}: its process ended with {done.returncode}: {lines[-1]}")
+        raise DpcsgpError(
+            f"benchmark {' '.join(arguments)}: its process ended with {done.returncode}: "
+            f"{lines[-1]}"
+        )
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def gradient_memory(workload: str, way: str) -> float:
-    """Return the bytes that private gradients of a workload take beyond the set-up; `way`: ours, plain, Opacus's mode."""
+    """Return the bytes that private gradients of a workload take beyond the set-up; `way`: ours,
+    plain, Opacus's mode."""
     return in_own_process("memory", workload, way)["bytes"]
 
 

@@ -1,8 +1,8 @@
 """A competitor in a process of its own, timed in turn with ours.
 
-Our command line tells the C library to keep freed memory (`dpcsgp.runtime.memory`). A user of another library has not done that, and
-its speed depends on it: so it runs in a process with the system's defaults, and waits while others are timed.
-"""
+Our command line tells the C library to keep freed memory (`dpcsgp.runtime.memory`). A user of
+another library has not done that, and its speed depends on it: so it runs in a process with the
+system's defaults, and waits while others are timed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ class Peer:
     def __init__(self, workload: str, mode: str) -> None:
         arguments = [sys.executable, "-m", "dpcsgp.benchmarking", "opacus", workload, mode]
         self._process = subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         self.name = mode
 
@@ -40,7 +44,10 @@ class Peer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._process.stdin and self._process.stdout
         self._process.kill()

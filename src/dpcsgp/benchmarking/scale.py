@@ -1,8 +1,9 @@
 """From ten to a thousand simulated nodes: cost per node and step, and peak memory.
 
-Each size runs in a process of its own (`python -m dpcsgp.benchmarking scale 100 5 full`), so that its peak memory is its own:
-whole steps of DP-CSGP with `rot:1` on the exponential graph, 784-128-10 network, expected batch 32, ledger on disk. The
-processes of all sizes are started in turn, several times, and the quickest visit of each size counts.
+Each size runs in a process of its own (`python -m dpcsgp.benchmarking scale 100 5 full`), so that
+its peak memory is its own: whole steps of DP-CSGP with `rot:1` on the exponential graph, 784-128-10
+network, expected batch 32, ledger on disk. The processes of all sizes are started in turn, several
+times, and the quickest visit of each size counts.
 
 Legend: N nodes, D coordinates.
 """
@@ -26,7 +27,8 @@ MEMORY_LIMIT: Final = 8e9
 @final
 @dataclass(frozen=True)
 class ScalePoint:
-    """One number of nodes: seconds per node and step on both clocks, peak memory of the process, size of N x D float32."""
+    """One number of nodes: seconds per node and step on both clocks, peak memory of the process,
+    size of N x D float32."""
 
     num_nodes: int
     wall: float
@@ -53,7 +55,9 @@ def benchmark_scale(quick: bool = False) -> tuple[list[Ratio], list[ScalePoint]]
     for _ in range(visits):
         for size in sizes:
             steps = 2 if quick else max(3, min(20, 600 // size))
-            seen[size].append(in_own_process("scale", str(size), str(steps), "quick" if quick else "full"))
+            seen[size].append(
+                in_own_process("scale", str(size), str(steps), "quick" if quick else "full")
+            )
     points = [_quickest(size, found, clock) for size, found in seen.items()]
     return _ratios(points, clock), points
 
@@ -84,7 +88,9 @@ def run_size(num_nodes: int, steps: int, quick: bool) -> dict[str, float]:
     """Train in this process and return medians per node and step, and the peak memory."""
     from dpcsgp.benchmarking.step import time_steps, training_run
 
-    model, shape, batch, examples = ("mlp:8", (16,), 4, 12) if quick else ("mlp:128", (784,), 32, 60)
+    model, shape, batch, examples = (
+        ("mlp:8", (16,), 4, 12) if quick else ("mlp:128", (784,), 32, 60)
+    )
     work = Workload(model, shape, num_nodes, batch, examples)
     with training_run(work, steps + 1) as run:
         before = peak_bytes()

@@ -1,7 +1,8 @@
 """Whole training steps: what a step of the demo costs beside plain SGD, and where its time goes.
 
-The demo's sizes (784-128-10, 10 nodes, batch 2048 of 6,000, `rot:1`, momentum) on synthetic examples, with ledger files
-in a temporary folder: everything that a step of `dpcsgp run` does between two evaluations.
+The demo's sizes (784-128-10, 10 nodes, batch 2048 of 6,000, `rot:1`, momentum) on synthetic
+examples, with ledger files in a temporary folder: everything that a step of `dpcsgp run` does
+between two evaluations.
 
 Legend: N nodes, D coordinates.
 """
@@ -33,7 +34,9 @@ from dpcsgp.training import Progress, Run, Schedule, train
 
 DEMO: Final = Workload("mlp:128", (784,), num_nodes=10, batch_size=2048, examples_per_node=6000)
 SPEC: Final = "rot:1"
-MIXING_RATE: Final = 0.467  # near the best for rot:1 on exponential graphs; the rate does not change the cost
+MIXING_RATE: Final = (
+    0.467  # near the best for rot:1 on exponential graphs; the rate does not change the cost
+)
 
 
 @final
@@ -81,7 +84,8 @@ def training_run(work: Workload, steps: int, momentum: float = 0.0) -> Iterator[
 
 
 def time_steps(run: Run, around: Callable[[int, bool], None] = lambda step, starts: None) -> Times:
-    """Train to the end and return the times of every step but the first; evaluations are not counted.
+    """Train to the end and return the times of every step but the first; evaluations are not
+    counted.
 
     `around(step, True)` is called before each step and `around(step, False)` after it.
     """
@@ -103,8 +107,11 @@ def time_steps(run: Run, around: Callable[[int, bool], None] = lambda step, star
     return Times(tuple(walls[1:]), tuple(cpus[1:]))
 
 
-def profile_steps(work: Workload, steps: int, momentum: float = 0.0, top: int = 10) -> list[Hotspot]:
-    """Profile steps after a first one and return the functions that take most of the time in themselves."""
+def profile_steps(
+    work: Workload, steps: int, momentum: float = 0.0, top: int = 10
+) -> list[Hotspot]:
+    """Profile steps after a first one and return the functions that take most of the time in
+    themselves."""
     profile = cProfile.Profile()
 
     def around(step: int, starts: bool) -> None:
@@ -131,7 +138,8 @@ def _label(file: str, line: int, function: str) -> str:
 
 
 def _time_ledger(run: Run, rounds: int) -> list[float]:
-    """Return the seconds that recording one release of every node takes, by the wall clock: it waits for the disk."""
+    """Return the seconds that recording one release of every node takes, by the wall clock: it
+    waits for the disk."""
     events = {node: run.mechanism.event(row) for row, node in enumerate(run.network.nodes)}
     found = []
     for step in range(rounds):
@@ -142,7 +150,8 @@ def _time_ledger(run: Run, rounds: int) -> list[float]:
 
 
 def benchmark_step(quick: bool = False) -> tuple[list[Ratio], list[Hotspot]]:
-    """Time steps of the demo's size in turn with plain SGD on batches of the same size, and profile them."""
+    """Time steps of the demo's size in turn with plain SGD on batches of the same size, and profile
+    them."""
     work, rounds = (TINY, 2) if quick else (DEMO, 8)
     clock = deciding_clock()
     plain = work.plain()
@@ -162,8 +171,11 @@ def benchmark_step(quick: bool = False) -> tuple[list[Ratio], list[Hotspot]]:
     written = Ratio(
         "step", "ledger, on disk", "whole private step", share, min(ledger) / ours.median("wall"),
         max(ledger) / ours.median("wall"), statistics.median(ledger), ours.median("wall"), limit=None if quick else 0.1,
-        note=f"{work.num_nodes} nodes: one record each, flushed to the disk; smallest and largest in brackets",
+        note=f"{work.num_nodes} nodes: one record each, flushed to the disk; smallest and "
+             "largest in brackets",
     )  # fmt: skip
     note = f"{work.model}, {work.num_nodes} nodes x batch {work.batch_size}, {SPEC}, ledger on disk"
-    ratios = [compare("step", times, "whole private step", "plain SGD", clock=clock, limit=1.6, note=note)]
+    ratios = [
+        compare("step", times, "whole private step", "plain SGD", clock=clock, limit=1.6, note=note)
+    ]
     return [*ratios, written], profile_steps(work, rounds, momentum=0.5)

@@ -1,10 +1,11 @@
-"""Time competing ways of doing one thing in turn, and state the outcome as ratios with their limits.
+"""Time competing ways of doing one thing in turn, and state the outcome as ratios with their
+limits.
 
-All ways are run once to warm up, then round after round in turn, so that whatever slows the machine down slows all of
-them. A ratio is the median over the rounds of (time of ours / time of the peer in the same round), with the quartiles as
-its spread. Both the wall clock and the processor time of this process are taken; on a machine that is busy with other
-work the processor time decides, because the wall clock then measures the others.
-"""
+All ways are run once to warm up, then round after round in turn, so that whatever slows the machine
+down slows all of them. A ratio is the median over the rounds of (time of ours / time of the peer in
+the same round), with the quartiles as its spread. Both the wall clock and the processor time of
+this process are taken; on a machine that is busy with other work the processor time decides,
+because the wall clock then measures the others."""
 
 from __future__ import annotations
 
@@ -37,10 +38,11 @@ class Times:
 @final
 @dataclass(frozen=True)
 class Ratio:
-    """One line of the outcome: `value` = ours / peer in `what` (time, memory, growth), and the limit it is held to.
+    """One line of the outcome: `value` = ours / peer in `what` (time, memory, growth), and the
+    limit it is held to.
 
-    `limit` None means that the line is for information; `at_least` turns the sense of the limit round.
-    """
+    `limit` None means that the line is for information; `at_least` turns the sense of the limit
+    round."""
 
     group: str
     name: str
@@ -75,9 +77,9 @@ def measure(
 ) -> dict[str, Times]:
     """Run all ways in turn, `rounds` times after the warm-up, without the garbage collector.
 
-    With `settle`, every way first runs once in its turn, then for a third of a second and at least once; the median of
-    these counts. After a peer that took seconds, caches and threads are cold, which would burden whoever is fast.
-    """
+    With `settle`, every way first runs once in its turn, then for a third of a second and at least
+    once; the median of these counts. After a peer that took seconds, caches and threads are cold,
+    which would burden whoever is fast."""
     for _ in range(warm_up):
         for way in ways.values():
             way()
@@ -103,7 +105,8 @@ def _once(way: Callable[[], object]) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     own = way()
     spent = time.perf_counter() - wall, time.process_time() - cpu
-    return own if isinstance(own, tuple) else spent  # work done in another process brings its own times
+    # work done in another process brings its own times
+    return own if isinstance(own, tuple) else spent
 
 
 def _settled(way: Callable[[], object]) -> tuple[float, float]:
@@ -133,7 +136,8 @@ def compare(
     at_least: bool = False,
     note: str = "",
 ) -> Ratio:
-    """Divide our times by the peer's, or the peer's by ours where the limit is a speed-up (`at_least`)."""
+    """Divide our times by the peer's, or the peer's by ours where the limit is a speed-up
+    (`at_least`)."""
     over, under = (peer, name) if at_least else (name, peer)
     values = {each: _ratios(times[over], times[under], each) for each in ("wall", "cpu")}
     low, middle, high = _quartiles(values[clock])

@@ -1,4 +1,5 @@
-"""The work that private gradients are timed on: the same examples for plain SGD, for the engine and for the peers.
+"""The work that private gradients are timed on: the same examples for plain SGD, for the engine and
+for the peers.
 
 Legend: N nodes, E places for examples, J examples, D coordinates.
 """
@@ -28,7 +29,8 @@ NOISE: Final = 1.0
 @final
 @dataclass(frozen=True)
 class Workload:
-    """Nodes with synthetic examples and one model; every way below computes one gradient per node."""
+    """Nodes with synthetic examples and one model; every way below computes one gradient per
+    node."""
 
     model: str
     input_shape: tuple[int, ...]
@@ -52,8 +54,12 @@ class Workload:
         return Classification(self.module, inputs, labels, sizes, inputs[:100], labels[:100])
 
     def private(self, *, secure: bool) -> Callable[[], Tensor]:
-        """Return one release of all nodes: draw, gather, clip, sum, noise, divide; secure noise or torch's."""
-        engine, layout = clipping_engine(self.module, self.task.loss), ParameterLayout.of(self.module)
+        """Return one release of all nodes: draw, gather, clip, sum, noise, divide; secure noise or
+        torch's."""
+        engine, layout = (
+            clipping_engine(self.module, self.task.loss),
+            ParameterLayout.of(self.module),
+        )
         models_ND = layout.flatten(self.module).expand(self.num_nodes, -1).contiguous()
         nodes = range(self.num_nodes)
         mechanism = self.mechanism(NOISE if secure else 0.0)
@@ -61,19 +67,27 @@ class Workload:
         (shape,) = mechanism.rows_of_same_shape()
 
         def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
-            sum_ND = engine.clipped_sum(models_ND, *self.task.examples(indices_NE), present_NE, CLIP_NORM, shape)
-            return sum_ND if secure else sum_ND.add_(torch.randn(sum_ND.shape), alpha=NOISE * CLIP_NORM)
+            sum_ND = engine.clipped_sum(
+                models_ND, *self.task.examples(indices_NE), present_NE, CLIP_NORM, shape
+            )
+            return (
+                sum_ND
+                if secure
+                else sum_ND.add_(torch.randn(sum_ND.shape), alpha=NOISE * CLIP_NORM)
+            )
 
         return lambda: mechanism.release(clipped_sum, next(steps), random, [True] * self.num_nodes)
 
     def mechanism(self, noise_multiplier: float) -> GaussianMechanism:
-        """Return the mechanism of these nodes; full batches where a node has no more examples than that."""
+        """Return the mechanism of these nodes; full batches where a node has no more examples than
+        that."""
         times = self.num_nodes
         sizes = (self.batch_size,) * times, (self.examples_per_node,) * times
         return GaussianMechanism(CLIP_NORM, (noise_multiplier,) * times, *sizes)
 
     def plain(self) -> Callable[[], None]:
-        """Return one gradient of ordinary SGD per node, node after node: gather, forward, backward."""
+        """Return one gradient of ordinary SGD per node, node after node: gather, forward,
+        backward."""
         module = copy.deepcopy(self.module)
 
         def gradients() -> None:
@@ -86,7 +100,9 @@ class Workload:
 
     def opacus(self, mode: str) -> Callable[[], None]:
         """Return one private gradient of Opacus per node, node after node."""
-        gradient = opacus_modes.private_gradient(mode, self.module, self.batch_size, CLIP_NORM, NOISE)
+        gradient = opacus_modes.private_gradient(
+            mode, self.module, self.batch_size, CLIP_NORM, NOISE
+        )
 
         def gradients() -> None:
             for node in range(self.num_nodes):
@@ -95,12 +111,19 @@ class Workload:
         return gradients
 
     def _batch(self, node: int) -> tuple[Tensor, Tensor]:
-        chosen = torch.randint(self.examples_per_node, (self.batch_size,)) + node * self.examples_per_node
+        chosen = (
+            torch.randint(self.examples_per_node, (self.batch_size,))
+            + node * self.examples_per_node
+        )
         return self.task.inputs[chosen], self.task.labels[chosen]
 
 
-TWO_LAYERS: Final = Workload("mlp:128", (784,), num_nodes=10, batch_size=256, examples_per_node=2048)
+TWO_LAYERS: Final = Workload(
+    "mlp:128", (784,), num_nodes=10, batch_size=256, examples_per_node=2048
+)
 # As many examples as the batch: the sampled batch is then exactly 32, as the peers' is.
-RESNET18: Final = Workload("resnet18", (3, 32, 32), num_nodes=1, batch_size=32, examples_per_node=32)
+RESNET18: Final = Workload(
+    "resnet18", (3, 32, 32), num_nodes=1, batch_size=32, examples_per_node=32
+)
 TINY: Final = Workload("mlp:8", (16,), num_nodes=2, batch_size=4, examples_per_node=12)
 WORKLOADS: Final = {"two layers": TWO_LAYERS, "resnet18": RESNET18, "tiny": TINY}

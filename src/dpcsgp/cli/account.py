@@ -34,18 +34,29 @@ DEFAULT_DELTA = 1e-4
 
 def account(
     ledgers: Annotated[
-        list[Path] | None, typer.Argument(help="Ledger files or results folders.", metavar="[LEDGER_OR_FOLDER]...")
+        list[Path] | None,
+        typer.Argument(help="Ledger files or results folders.", metavar="[LEDGER_OR_FOLDER]..."),
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Default: the ledgers' own, else 1e-4.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="Noise on the sum / clip norm.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Print the noise multiplier that gives this eps.")] = None,
-    sampling_rate: Annotated[str | None, typer.Option(help="Batch size / examples: 0.01 or 2048/6000.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Default: the ledgers' own, else 1e-4.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise on the sum / clip norm.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Print the noise multiplier that gives this eps.")
+    ] = None,
+    sampling_rate: Annotated[
+        str | None, typer.Option(help="Batch size / examples: 0.01 or 2048/6000.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of releases.")] = None,
     sampling: Annotated[str, typer.Option(help="poisson or uniform.")] = "poisson",
     paper: Annotated[
         bool, typer.Option("--paper", help="The noise of Proposition 1: claimed beside verified.")
     ] = False,
-    num_examples: Annotated[int | None, typer.Option(help="Examples per node, for --paper.")] = None,
+    num_examples: Annotated[
+        int | None, typer.Option(help="Examples per node, for --paper.")
+    ] = None,
     c2: Annotated[float, typer.Option(help="The constant of Proposition 1, for --paper.")] = 1.0,
     expect_head: ExpectHead = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
@@ -59,17 +70,22 @@ def account(
         extra = [name for name, value in planned.items() if value is not None] + ["--paper"] * paper
         if extra:
             raise ConfigError(
-                f"{extra[0]}: not used with ledgers, which hold it; leave it out or leave out the ledgers"
+                f"{extra[0]}: not used with ledgers, which hold it; leave it out or leave out "
+                "the ledgers"
             )
         answer = _of_ledgers(ledgers, delta, expected_heads(expect_head))
     elif expect_head:
-        raise ConfigError("--expect-head: give the ledgers that must contain it, such as runs/first")
+        raise ConfigError(
+            "--expect-head: give the ledgers that must contain it, such as runs/first"
+        )
     elif paper:
         _require(planned, "--epsilon", "--num-examples", "--steps", "--paper")
         assert epsilon is not None
         assert num_examples is not None
         assert steps is not None
-        answer = _of_paper(epsilon, DEFAULT_DELTA if delta is None else delta, steps, num_examples, c2, sampling)
+        answer = _of_paper(
+            epsilon, DEFAULT_DELTA if delta is None else delta, steps, num_examples, c2, sampling
+        )
     else:
         answer = _of_plan(planned, DEFAULT_DELTA if delta is None else delta, sampling)
     if as_json:
@@ -85,10 +101,14 @@ def _require(planned: dict[str, Any], *names: str) -> None:
     *needed, reason = names
     missing = [name for name in needed if planned[name] is None]
     if missing:
-        raise ConfigError(f"{missing[0]}: needed with {reason}; see `dpcsgp account --help` for examples")
+        raise ConfigError(
+            f"{missing[0]}: needed with {reason}; see `dpcsgp account --help` for examples"
+        )
 
 
-def _of_ledgers(paths: list[Path], delta: float | None, heads: Sequence[LedgerHead] = ()) -> dict[str, Any]:
+def _of_ledgers(
+    paths: list[Path], delta: float | None, heads: Sequence[LedgerHead] = ()
+) -> dict[str, Any]:
     """Compose all releases per node."""
     from dpcsgp.privacy.accounting import composed_epsilon, composed_relation
     from dpcsgp.privacy.ledger import common_delta, read_ledgers, releases_by_node
@@ -111,7 +131,9 @@ def _of_ledgers(paths: list[Path], delta: float | None, heads: Sequence[LedgerHe
     return {
         "epsilon": max(row["epsilon"] for row in nodes),
         "delta": delta,
-        "neighbouring_relation": " / ".join(sorted({row["neighbouring_relation"] for row in nodes})),
+        "neighbouring_relation": " / ".join(
+            sorted({row["neighbouring_relation"] for row in nodes})
+        ),
         "private": all(row["private"] for row in nodes),
         "nodes": nodes,
         "notes": _notes(ledgers),
@@ -127,7 +149,8 @@ def _notes(ledgers: list[LedgerContents]) -> list[str]:
     notes += _fork_notes(ledgers)
     if not all(ledger.header.private for ledger in ledgers):
         notes.append(
-            "some noise came from a seed: whoever knows it can subtract the noise, so these releases are not private"
+            "some noise came from a seed: whoever knows it can subtract the noise, so these "
+            "releases are not private"
         )
     return notes
 
@@ -156,7 +179,8 @@ def _of_plan(planned: dict[str, Any], delta: float, sampling: str) -> dict[str, 
     noise, target = planned["--noise-multiplier"], planned["--epsilon"]
     if (noise is None) == (target is None):
         raise ConfigError(
-            "give ledgers, or --noise-multiplier, or --epsilon (one of them); see `dpcsgp account --help` for examples"
+            "give ledgers, or --noise-multiplier, or --epsilon (one of them); see `dpcsgp "
+            "account --help` for examples"
         )
     _require(planned, "--sampling-rate", "--steps", "--noise-multiplier or --epsilon")
     plan = {
@@ -176,11 +200,17 @@ def _of_plan(planned: dict[str, Any], delta: float, sampling: str) -> dict[str, 
     }
 
 
-def _of_paper(claimed: float, delta: float, steps: int, num_examples: int, c2: float, sampling: str) -> dict[str, Any]:
-    """Set the eps that Proposition 1 names beside the eps that its noise gives, and the noise that it would take."""
+def _of_paper(
+    claimed: float, delta: float, steps: int, num_examples: int, c2: float, sampling: str
+) -> dict[str, Any]:
+    """Set the eps that Proposition 1 names beside the eps that its noise gives, and the noise that
+    it would take."""
     from dpcsgp.privacy import accounting
 
-    plan: dict[str, Any] = {"sampling_rate": 1 / num_examples if num_examples > 0 else 0.0, "steps": steps}
+    plan: dict[str, Any] = {
+        "sampling_rate": 1 / num_examples if num_examples > 0 else 0.0,
+        "steps": steps,
+    }
     plan |= {"delta": delta, "sampling": sampling}
     noise = accounting.paper_noise_multiplier(claimed, delta, steps, num_examples, c2)
     return {
@@ -201,7 +231,8 @@ def _rate(text: str) -> float:
         return float(above) / float(below) if slash else float(above)
     except (ValueError, ZeroDivisionError):
         raise ConfigError(
-            f"--sampling-rate = {text!r}: expected a number such as 0.01 or a fraction such as 2048/6000"
+            f"--sampling-rate = {text!r}: expected a number such as 0.01 or a fraction such as "
+            "2048/6000"
         ) from None
 
 
@@ -242,7 +273,9 @@ def _print(answer: dict[str, Any]) -> None:
 
     console = Console()
     if "nodes" in answer:
-        table = Table("node", "runs", "releases", "eps", "neighbouring data sets", title="eps spent, per node")
+        table = Table(
+            "node", "runs", "releases", "eps", "neighbouring data sets", title="eps spent, per node"
+        )
         for row in answer["nodes"]:
             cells = [row["node"], row["runs"], row["releases"], describe_epsilon(row["epsilon"])]
             table.add_row(*map(str, cells), row["neighbouring_relation"])
@@ -250,7 +283,9 @@ def _print(answer: dict[str, Any]) -> None:
     summary = Table(show_header=False, box=None)
     for key, label in LABELS.items():
         if key in answer:
-            summary.add_row(label, shown(key, answer[key]), style="bold" if key == "epsilon" else "")
+            summary.add_row(
+                label, shown(key, answer[key]), style="bold" if key == "epsilon" else ""
+            )
     console.print(summary)
     for note in answer.get("notes", []):
         console.print(f"note: {note}", markup=False)

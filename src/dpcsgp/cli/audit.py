@@ -1,4 +1,5 @@
-"""`dpcsgp audit`: attack our own messages, draw our own mechanism, and say how small a fault would have shown."""
+"""`dpcsgp audit`: attack our own messages, draw our own mechanism, and say how small a fault would
+have shown."""
 
 from __future__ import annotations
 
@@ -41,20 +42,27 @@ correct mechanism is flagged by the attack in at most one audit out of twenty, b
 
 
 def audit(
-    config_file: Annotated[Path | None, typer.Argument(help="TOML file; without it the defaults are used.")] = None,
+    config_file: Annotated[
+        Path | None, typer.Argument(help="TOML file; without it the defaults are used.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE"),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Independent victims, half of them with the canary.", min=80)] = 1000,
-    draws: Annotated[int, typer.Option(help="Releases of the mechanism alone.", min=10_000)] = 100_000,
+    trials: Annotated[
+        int, typer.Option(help="Independent victims, half of them with the canary.", min=80)
+    ] = 1000,
+    draws: Annotated[
+        int, typer.Option(help="Releases of the mechanism alone.", min=10_000)
+    ] = 100_000,
     fault: Annotated[
         str | None,
         typer.Option("--break", help="Break the mechanism on purpose: see above.", metavar="FAULT"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Attack our own messages and draw our own mechanism: does it keep what the reported eps assumes?"""
+    """Attack our own messages and draw our own mechanism: does it keep what the reported eps
+    assumes?"""
     from dpcsgp import auditing
     from dpcsgp.config import load_config
 
@@ -118,13 +126,15 @@ def _print_stream(console: Console, result: Audit) -> None:
         "method": f"{result.algorithm}, compression {result.compression}",
         "promise": f"{result.steps} releases, noise multiplier {result.noise_multiplier:.4g}, "
         f"sampling rate {result.sampling_rate:.4g}, {result.neighbouring_relation}",
-        "attacker": f"hears {result.messages_per_trial} rounds of messages; best score: {result.attack}",
+        "attacker": f"hears {result.messages_per_trial} rounds of messages; best score: "
+        f"{result.attack}",
         "unseen trials": f"{result.hits} of {result.positives} canaries found, "
         f"{result.false_alarms} of {result.negatives} false alarms",
         "reported eps": f"{describe_epsilon(result.epsilon_claimed)} at delta {result.delta:g}",
         f"lower bound on eps {percent}": describe_epsilon(result.epsilon_lower_bound),
         "for any mechanism": describe_epsilon(result.epsilon_lower_bound_any_mechanism),
-        "most that these trials can show": f"{describe_epsilon(result.epsilon_reachable)}; for any mechanism "
+        "most that these trials can show": f"{describe_epsilon(result.epsilon_reachable)}; for "
+        "any mechanism "
         f"{describe_epsilon(result.epsilon_reachable_any_mechanism)}",
     }
     if result.fault:
@@ -141,9 +151,7 @@ def _stream_verdict(result: Audit) -> str:
     if not result.stream_passed:
         return f"FLAGGED: the attack shows {bound}, more than the reported eps of {claim} allows"
     if not result.stream_informative:
-        return (
-            f"not informative at this eps: a bound of {bound} beside {claim}; the mechanism audit below is what speaks"
-        )
+        return f"not informative at this eps: a bound of {bound} beside {claim}; the mechanism audit below is what speaks"
     return f"nothing beyond the reported eps: a bound of {bound} beside {claim}"
 
 
@@ -152,7 +160,9 @@ def _print_mechanism(console: Console, found: MechanismAudit) -> None:
 
     table = Table(title="audit of the mechanism", title_justify="left", pad_edge=False, box=None)
     for name in ("property", "off by", f"caught from ({found.power:.0%})", ""):
-        table.add_column(name, justify="left" if name in ("property", "") else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in ("property", "") else "right", no_wrap=True
+        )
     for check in found.checks:
         verdict = "[bold red]FLAGGED[/]" if check.flagged else "ok"
         table.add_row(check.name, _size(check, check.seen), _smallest(check), verdict)
@@ -161,7 +171,8 @@ def _print_mechanism(console: Console, found: MechanismAudit) -> None:
         f"{found.draws} releases: {found.nodes} nodes, {found.steps} steps, {found.coordinates} "
         f"coordinates; noise multiplier {found.noise_multiplier:.4g}; {found.sampling} batches of "
         f"{found.expected_batch_size} out of {found.num_examples}, which stand for "
-        f"{found.stated_batch_size} out of {found.stated_examples}. All checks together raise a false "
+        f"{found.stated_batch_size} out of {found.stated_examples}. All checks together raise a "
+        "false "
         f"alarm in one audit out of {1 / found.false_alarm_level:.0f}."
     )
 

@@ -26,24 +26,32 @@ Examples:
 
 def benchmark(
     group: Annotated[
-        str, typer.Argument(help="clipping, compression, mixing, noise, step, scale or all.", metavar="[GROUP]")
+        str,
+        typer.Argument(
+            help="clipping, compression, mixing, noise, step, scale or all.", metavar="[GROUP]"
+        ),
     ] = "all",
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: see that it runs, nothing else.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes: see that it runs, nothing else.")
+    ] = False,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw cost and memory against the number of nodes.", metavar="FILE.png")
+        Path | None,
+        typer.Option(help="Draw cost and memory against the number of nodes.", metavar="FILE.png"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Measure ratios against plain SGD, Opacus, torch's generators and memory copies, and hold them to their limits.
+    """Measure ratios against plain SGD, Opacus, torch's generators and memory copies, and hold them
+    to their limits.
 
-    Exit code 1 if a limit is broken. Opacus comes with `pip install "dpcsgp[bench]"`; without it its rows are left out.
-    """
+    Exit code 1 if a limit is broken. Opacus comes with `pip install "dpcsgp[bench]"`; without it
+    its rows are left out."""
     from dpcsgp.benchmarking import benchmark as measure
     from dpcsgp.errors import ConfigError
 
     if figure is not None and group not in ("scale", "all"):
         raise ConfigError(
-            f"--figure {figure}: drawn from the group scale; use `dpcsgp benchmark scale --figure {figure}`"
+            f"--figure {figure}: drawn from the group scale; use `dpcsgp benchmark scale "
+            f"--figure {figure}`"
         )
     outcome = measure(group, quick)
     if figure is not None:
@@ -88,7 +96,9 @@ def _ratio_table(ratios: list[Ratio]) -> Table:
         sense = "at least" if ratio.at_least else "at most"
         limit = "" if ratio.limit is None else f"{sense} {ratio.limit:g}"
         verdict = {None: "", True: "[green]pass[/]", False: "[bold red]FAIL[/]"}[ratio.passed]
-        clocks = "" if ratio.value_wall is None else f"{ratio.value_wall:.2f} / {ratio.value_cpu:.2f}"
+        clocks = (
+            "" if ratio.value_wall is None else f"{ratio.value_wall:.2f} / {ratio.value_cpu:.2f}"
+        )
         table.add_row(
             f"{ratio.name}\n  [dim]{ratio.note}[/]" if ratio.note else ratio.name, ratio.peer,
             f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})", limit, verdict,
@@ -122,5 +132,10 @@ def _profile_table(outcome: Outcome) -> Table:
     for heading in ("function", "per step", "share", "calls"):
         table.add_column(heading, justify="left" if heading == "function" else "right")
     for spot in outcome.hotspots:
-        table.add_row(spot.function, _amount(spot.seconds, "s"), f"{100 * spot.share:.1f} %", f"{spot.calls:.0f}")
+        table.add_row(
+            spot.function,
+            _amount(spot.seconds, "s"),
+            f"{100 * spot.share:.1f} %",
+            f"{spot.calls:.0f}",
+        )
     return table

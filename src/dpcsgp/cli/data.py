@@ -20,7 +20,9 @@ app = typer.Typer(no_args_is_help=True, help="List and fetch data sets.", rich_m
 
 
 @app.command("list")
-def list_datasets(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_datasets(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """List the data sets, and whether they are in the cache and undamaged.
 
     Example: dpcsgp data list
@@ -29,7 +31,10 @@ def list_datasets(as_json: Annotated[bool, typer.Option("--json", help="Print JS
 
     statuses = dataset_status()
     if as_json:
-        rows = [asdict(status) | {"path": str(status.path) if status.path else None} for status in statuses]
+        rows = [
+            asdict(status) | {"path": str(status.path) if status.path else None}
+            for status in statuses
+        ]
         typer.echo(json.dumps({"cache": str(cache_folder()), "datasets": rows}, indent=2))
         return
     _print_table(statuses)
@@ -38,11 +43,16 @@ def list_datasets(as_json: Annotated[bool, typer.Option("--json", help="Print JS
 
 @app.command("fetch")
 def fetch_datasets(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="mnist, fashion_mnist, cifar10")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="mnist, fashion_mnist, cifar10")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Fetch every data set.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Fetch again even if the cached copy is good.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Fetch again even if the cached copy is good.")
+    ] = False,
 ) -> None:
-    """Fetch data sets into the cache and verify their checksums; what is there already is left alone.
+    """Fetch data sets into the cache and verify their checksums; what is there already is left
+    alone.
 
     Example: dpcsgp data fetch mnist fashion_mnist
     """
@@ -76,7 +86,14 @@ def _print_table(statuses: list[DatasetStatus]) -> None:
     for status in statuses:
         megabytes = f"{status.num_bytes / 1e6:.0f}" if status.num_bytes else ""
         table.add_row(
-            *(status.name, status.title, status.state, f"{status.num_train:,}", f"{status.num_test:,}", megabytes)
+            *(
+                status.name,
+                status.title,
+                status.state,
+                f"{status.num_train:,}",
+                f"{status.num_test:,}",
+                megabytes,
+            )
         )
     Console().print(table)
 
@@ -86,7 +103,12 @@ def _progress_bar(console: Console) -> Iterator[Progress]:
     """Show one line that says what is going on, with a bar where the amount is known."""
     from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        DownloadColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("looking", total=None)
 

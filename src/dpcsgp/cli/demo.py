@@ -8,17 +8,22 @@ from typing import Annotated
 
 import typer
 
-# The control trains without messages; alone, a node's noise is not averaged away and wants a smaller step.
+# The control trains without messages; alone, a node's noise is not averaged away and wants a
+# smaller step.
 LOCAL = ["algorithm.name=local", "algorithm.learning_rate=2.0", "algorithm.polish_rounds=0"]
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Folder for both runs; default: a new one under runs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for both runs; default: a new one under runs/.")
+    ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value for both runs.", metavar="KEY=VALUE")
+        list[str] | None,
+        typer.Option("--set", help="section.key=value for both runs.", metavar="KEY=VALUE"),
     ] = None,
 ) -> None:
-    """Train 10 private nodes on MNIST, then each node alone with the same budget; write one page with both.
+    """Train 10 private nodes on MNIST, then each node alone with the same budget; write one page
+    with both.
 
     Example:
 
@@ -34,9 +39,13 @@ def demo(
     console = Console()
     folder = out or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
     console.rule("together: compressed, private gossip")
-    together = run_session(None, settings or [], folder / "together", resume=False, allow_divergence=False)
+    together = run_session(
+        None, settings or [], folder / "together", resume=False, allow_divergence=False
+    )
     console.rule("alone: the zero-byte control, same budget")
-    alone = run_session(None, [*LOCAL, *(settings or [])], folder / "alone", resume=False, allow_divergence=False)
+    alone = run_session(
+        None, [*LOCAL, *(settings or [])], folder / "alone", resume=False, allow_divergence=False
+    )
     console.print(comparison_table([together, alone]))
     by_node = releases_by_node(read_ledgers([folder / "together", folder / "alone"]))
     epsilon = max(composed_epsilon(releases, together["delta"]) for releases in by_node.values())
@@ -46,4 +55,6 @@ def demo(
         soft_wrap=True,
     )
     page = write_report([folder / "together", folder / "alone"], folder / "report.html")
-    console.print(f"open this page: {page.resolve()}", style="bold", soft_wrap=True, highlight=False)
+    console.print(
+        f"open this page: {page.resolve()}", style="bold", soft_wrap=True, highlight=False
+    )

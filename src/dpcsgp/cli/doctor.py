@@ -26,22 +26,35 @@ FIGURE_SPECS = ("rand:0.9", "rand:0.5", "rand:0.1", "gsgd:8/512", "gsgd:4/64", "
 
 
 def doctor(
-    config_file: Annotated[Path | None, typer.Argument(help="TOML file; without it the defaults are used.")] = None,
+    config_file: Annotated[
+        Path | None, typer.Argument(help="TOML file; without it the defaults are used.")
+    ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE")
+        list[str] | None,
+        typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE"),
     ] = None,
     graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
-    edge_probability: Annotated[float | None, typer.Option(help="Same as graph.edge_probability.")] = None,
+    edge_probability: Annotated[
+        float | None, typer.Option(help="Same as graph.edge_probability.")
+    ] = None,
     graph_seed: Annotated[int | None, typer.Option(help="Same as graph.seed.")] = None,
     edges_file: Annotated[
         Path | None, typer.Option(help='Same as graph.edges_file, with graph.name = "edges".')
     ] = None,
     compressor: Annotated[str | None, typer.Option(help="Same as compression.spec.")] = None,
-    mixing_rate: Annotated[str | None, typer.Option(help='Same as algorithm.mixing_rate: a number or "auto".')] = None,
-    dim: Annotated[int | None, typer.Option(help="Coordinates; default: those of the configured model.")] = None,
-    sweep: Annotated[bool, typer.Option("--sweep", help="Table of many compressors on this graph.")] = False,
-    figure: Annotated[Path | None, typer.Option(help="Draw radius against mixing rate.", metavar="FILE.png")] = None,
+    mixing_rate: Annotated[
+        str | None, typer.Option(help='Same as algorithm.mixing_rate: a number or "auto".')
+    ] = None,
+    dim: Annotated[
+        int | None, typer.Option(help="Coordinates; default: those of the configured model.")
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Table of many compressors on this graph.")
+    ] = False,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw radius against mixing rate.", metavar="FILE.png")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Examine graph, compressor and mixing rate. Exit code 1: unhealthy; 2: wrong input."""
@@ -62,9 +75,15 @@ def doctor(
         from dpcsgp.report.stability_figure import write_radius_figure
 
         specs = [found.compressor.spec, *FIGURE_SPECS] if found.stability else list(FIGURE_SPECS)
-        write_radius_figure(figure, _title(found.topology, dim), *radius_curves(found.topology, dim, specs))
+        write_radius_figure(
+            figure, _title(found.topology, dim), *radius_curves(found.topology, dim, specs)
+        )
     if as_json:
-        typer.echo(json.dumps(finite({**_answer(found), "sweep": [row.__dict__ for row in rows]}), allow_nan=False))
+        typer.echo(
+            json.dumps(
+                finite({**_answer(found), "sweep": [row.__dict__ for row in rows]}), allow_nan=False
+            )
+        )
     else:
         _print(found, rows, figure)
     if not found.healthy:
@@ -75,7 +94,8 @@ doctor.__doc__ = (doctor.__doc__ or "") + "\n" + EXAMPLES
 
 
 def as_settings(shortcuts: dict[str, Any]) -> list[str]:
-    """Turn options that were given into `section.key=value`; strings are quoted, so that none is taken for a number."""
+    """Turn options that were given into `section.key=value`; strings are quoted, so that none is
+    taken for a number."""
     given = {key: value for key, value in shortcuts.items() if value is not None}
     return [f"{key}={_toml(value)}" for key, value in given.items()]
 
@@ -98,7 +118,9 @@ def _size(config: Any, dim: int | None) -> tuple[int, int]:
 
     facts = declared_facts(config)
     if dim is None:
-        dim = ParameterLayout.of(build_model(config.task.model, facts.input_shape, facts.num_classes)).dim
+        dim = ParameterLayout.of(
+            build_model(config.task.model, facts.input_shape, facts.num_classes)
+        ).dim
     return dim, min(facts.num_examples)
 
 
@@ -188,30 +210,42 @@ def _lines(a: dict[str, Any]) -> dict[str, str]:
     lines = {
         "strongly connected": f"yes, {a['num_edges']} directed edges",
         "columns sum to one": "yes",
-        "doubly stochastic": "yes" if a["doubly_stochastic"] else "no: push-sum weights correct for it",
-        "method": f"{a['algorithm']}, compression {a['compressor']}, mixing rate {a['mixing_rate']:.4g}",
+        "doubly stochastic": "yes"
+        if a["doubly_stochastic"]
+        else "no: push-sum weights correct for it",
+        "method": f"{a['algorithm']}, compression {a['compressor']}, mixing rate "
+        f"{a['mixing_rate']:.4g}",
         "radius": _number(a["radius"], "no radius exists for this compressor"),
     }
     if a["classification"] is not None:
         none = "no radius exists"
-        advised = "no rate is stable" if math.isnan(a["advised_rate"]) else f"{a['advised_rate']:.4g}"
+        advised = (
+            "no rate is stable" if math.isnan(a["advised_rate"]) else f"{a['advised_rate']:.4g}"
+        )
         cautious = " (cautious, tested only)" if a["classification"] == "no law" else ""
         lines["radius at mixing rate 1"] = _number(a["radius_at_one"], none)
-        lines["advised mixing rate"] = f"{advised}{cautious}, radius {_number(a['advised_radius'], none)}"
+        lines["advised mixing rate"] = (
+            f"{advised}{cautious}, radius {_number(a['advised_radius'], none)}"
+        )
         lines["behaviour"] = a["classification"]
     if a["spread_that_stays"] > 0:
-        lines["spread that stays"] = f"{a['spread_that_stays']:.2g} of the displacement that all nodes share"
+        lines["spread that stays"] = (
+            f"{a['spread_that_stays']:.2g} of the displacement that all nodes share"
+        )
     return lines | {
         "rounds to halve disagreement": _number(a["rounds_to_halve"], "unknown"),
         "disagreement, unit noise per round": _number(a["steady_state_disagreement"], "unknown"),
-        "one message": f"{a['bytes_per_round']:,} bytes, frame included ({a['paper_bits_per_round']:,} bits by formula)",
+        "one message": f"{a['bytes_per_round']:,} bytes, frame included "
+        f"({a['paper_bits_per_round']:,} bits by formula)",
         "lambda (|lambda_2|)": f"{a['lambda_spectral']:.4g} ({a['second_eigenvalue']:.4g})",
-        "C, spectral / Frobenius norm": f"{a['constant_spectral']:.4g} / {a['constant_frobenius']:.4g}"
+        "C, spectral / Frobenius norm": f"{a['constant_spectral']:.4g} / "
+        f"{a['constant_frobenius']:.4g}"
         f" (lambda {a['lambda_frobenius']:.4g} with the latter)",
         "beta, smallest push-sum weight": f"{a['beta']:.4g}",
         "phi": f"{a['phi_min']:.4g} to {a['phi_max']:.4g}",
         "|A - I|": f"{a['distance_to_identity']:.4g}",
-        "omega": f"{a['omega']:.4g}; Theorem 1 permits {a['largest_omega_spectral']:.4g} (spectral),"
+        "omega": f"{a['omega']:.4g}; Theorem 1 permits {a['largest_omega_spectral']:.4g} "
+        "(spectral),"
         f" {a['largest_omega_frobenius']:.4g} (Frobenius)",
     }
 
@@ -226,7 +260,9 @@ def _sweep_table(rows: list[SweepRow]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title="compressors on this graph", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title="compressors on this graph", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
+    )
     for name in (
         "compressor",
         "radius\nat 1",
@@ -236,7 +272,9 @@ def _sweep_table(rows: list[SweepRow]) -> Any:
         "rounds\nto halve",
         "bytes\na round",
     ):
-        table.add_column(name, justify="left" if name in ("compressor", "\nat 1") else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in ("compressor", "\nat 1") else "right", no_wrap=True
+        )
     for row in rows:
         bad = row.verdict_at_one in ("divergent", "heavy-tailed")
         table.add_row(

@@ -77,7 +77,8 @@ def _heads_in_file(path: Path) -> list[LedgerHead]:
         heads = []
     if not heads:  # an empty list would expect nothing
         raise ConfigError(
-            f"--expect-head = {path}: holds no heads; `dpcsgp ledger head FOLDER --json > {path}` writes them"
+            f"--expect-head = {path}: holds no heads; `dpcsgp ledger head FOLDER --json > "
+            f"{path}` writes them"
         )
     return heads
 
@@ -87,7 +88,9 @@ def check_expected(out: Path | None, resume: bool, words: list[str] | None) -> N
     if not words:
         return
     if not resume or out is None:
-        raise ConfigError("--expect-head: only with --resume --out FOLDER; a new run has no ledgers")
+        raise ConfigError(
+            "--expect-head: only with --resume --out FOLDER; a new run has no ledgers"
+        )
     from dpcsgp.privacy.ledger import check_heads
 
     check_heads(out, expected_heads(words))

@@ -9,13 +9,27 @@ import sys
 
 import typer
 
-from dpcsgp.cli import account, audit, benchmark, data, demo, doctor, launch, ledger, plan, report, reproduce, run
+from dpcsgp.cli import (
+    account,
+    audit,
+    benchmark,
+    data,
+    demo,
+    doctor,
+    launch,
+    ledger,
+    plan,
+    report,
+    reproduce,
+    run,
+)
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.runtime.memory import keep_freed_memory
 
 cli = typer.Typer(
     name="dpcsgp",
-    help="Train one model among parties with private data: differential privacy, compressed messages, no server.",
+    help="Train one model among parties with private data: differential privacy, compressed "
+    "messages, no server.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -43,12 +57,17 @@ def app() -> None:
         from rich.console import Console
         from rich.text import Text
 
-        Console(stderr=True, soft_wrap=True).print(Text("error: ", style="bold red") + Text(str(error)))
+        Console(stderr=True, soft_wrap=True).print(
+            Text("error: ", style="bold red") + Text(str(error))
+        )
         sys.exit(error.exit_code)
-    except OSError as error:  # a full or read-only disk, wherever it was met: nothing that was recorded is lost
+    except (
+        OSError
+    ) as error:  # a full or read-only disk, wherever it was met: nothing that was recorded is lost
         where = f" ({error.filename})" if error.filename else ""
         sys.stderr.write(
-            f"error: a file cannot be written or read{where}: {error.strerror or error}; free space or choose another "
+            f"error: a file cannot be written or read{where}: {error.strerror or error}; free "
+            "space or choose another "
             "--out folder. What was recorded before is intact: continue with --resume\n"
         )
         sys.exit(1)

@@ -1,4 +1,5 @@
-"""`dpcsgp plan`: what a run will cost and which settings to choose, before any data are opened or budget is spent."""
+"""`dpcsgp plan`: what a run will cost and which settings to choose, before any data are opened or
+budget is spent."""
 
 from __future__ import annotations
 
@@ -24,16 +25,20 @@ Examples:
 
 
 def plan(
-    config_file: Annotated[Path | None, typer.Argument(help="TOML file to start from; default: the demo's.")] = None,
+    config_file: Annotated[
+        Path | None, typer.Argument(help="TOML file to start from; default: the demo's.")
+    ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE")
+        list[str] | None,
+        typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE"),
     ] = None,
     task: Annotated[str | None, typer.Option(help="Same as task.name.")] = None,
     model: Annotated[str | None, typer.Option(help="Same as task.model.")] = None,
     features: Annotated[
         str | None,
         typer.Option(
-            help="Same as task.features; default: tries 'standardize', low frequencies and, without --model, HOG."
+            help="Same as task.features; default: tries 'standardize', low frequencies and, "
+            "without --model, HOG."
         ),
     ] = None,
     graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
@@ -41,20 +46,28 @@ def plan(
     epsilon: Annotated[float | None, typer.Option(help="Same as privacy.epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Same as privacy.delta.")] = None,
     num_examples: Annotated[
-        int | None, typer.Option(help="Declared examples per node; default: an even share of the published ones.")
+        int | None,
+        typer.Option(
+            help="Declared examples per node; default: an even share of the published ones."
+        ),
     ] = None,
-    max_megabytes: Annotated[float | None, typer.Option(help="Most megabytes (10^6 bytes) over one edge.")] = None,
+    max_megabytes: Annotated[
+        float | None, typer.Option(help="Most megabytes (10^6 bytes) over one edge.")
+    ] = None,
     max_minutes: Annotated[
         float | None, typer.Option(help="Most minutes of training, all nodes in one process.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the chosen settings here.", metavar="FILE.toml")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the chosen settings here.", metavar="FILE.toml")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """Try batch sizes, steps and ways of exchanging; show noise, bytes, memory and time of each; choose one.
+    """Try batch sizes, steps and ways of exchanging; show noise, bytes, memory and time of each;
+    choose one.
 
-    Only shapes and declared sizes are used. Smaller shortfall is better; docs/stability.md states the model behind it.
-    """
+    Only shapes and declared sizes are used. Smaller shortfall is better; docs/stability.md states
+    the model behind it."""
     from rich.console import Console
 
     from dpcsgp.cli.doctor import as_settings, finite
@@ -79,7 +92,11 @@ def plan(
         write_plan(out, found.chosen)
     if as_json:
         shown = [_as_dict(row, row is found.chosen) for row in _shown(found, top)]
-        answer = {"chosen": _as_dict(found.chosen, True), "rows": shown, "num_within_limits": len(found.rows)}
+        answer = {
+            "chosen": _as_dict(found.chosen, True),
+            "rows": shown,
+            "num_within_limits": len(found.rows),
+        }
         typer.echo(json.dumps(finite({**answer, "num_tried": found.num_tried}), allow_nan=False))
         return
     _print(console, found, top, out)
@@ -99,11 +116,14 @@ def write_plan(path: Path, row: Row) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (note + to_toml(row.config)).encode())
     except OSError as error:
-        raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another file") from None
+        raise ConfigError(
+            f"--out {path} cannot be written: {error.strerror}; choose another file"
+        ) from None
 
 
 def _shown(found: Plan, top: int) -> list[Row]:
-    """Return the chosen row, the best one without messages, then the best of every other way of exchanging."""
+    """Return the chosen row, the best one without messages, then the best of every other way of
+    exchanging."""
     best: dict[tuple[str, str], Row] = {}
     for row in found.rows:
         best.setdefault((row.exchange, row.config.task.features), row)
@@ -154,7 +174,9 @@ def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
         "GB", "min",
     )  # fmt: skip
     for name in headings:
-        table.add_column(name, justify="left" if name in ("", "exchange", "features") else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in ("", "exchange", "features") else "right", no_wrap=True
+        )
     for row in _shown(found, top):
         sign = ("->" if row is found.chosen else "  ") + ("*" if row.on_front else "")
         outlook = row.outlook
@@ -166,8 +188,10 @@ def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
         )  # fmt: skip
     console.print(table)
     console.print(
-        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. *: no other plan is as good in"
-        " shortfall, bytes and time. noise/ref.: noise of the averaged model per coordinate over the distance to walk.",
+        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. *: "
+        "no other plan is as good in"
+        " shortfall, bytes and time. noise/ref.: noise of the averaged model per coordinate over "
+        "the distance to walk.",
         soft_wrap=True,
     )
     if out is not None:

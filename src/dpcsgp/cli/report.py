@@ -17,21 +17,30 @@ Examples:
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Results folders that `dpcsgp run` wrote.", metavar="DIR...")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Results folders that `dpcsgp run` wrote.", metavar="DIR..."),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The page; default: report.html in the folder, or here if several are given.", metavar="FILE"
+            help="The page; default: report.html in the folder, or here if several are given.",
+            metavar="FILE",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the page's path as JSON and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the page's path as JSON and nothing else.")
+    ] = False,
 ) -> None:
-    """Make one self-contained page: headline numbers, figures, warnings, settings, and every node's account."""
+    """Make one self-contained page: headline numbers, figures, warnings, settings, and every node's
+    account."""
     from dpcsgp.report import write_report
 
     path = write_report(folders, out)
     typer.echo(
-        json.dumps({"report": str(path), "folders": [str(folder) for folder in folders]}) if as_json else str(path)
+        json.dumps({"report": str(path), "folders": [str(folder) for folder in folders]})
+        if as_json
+        else str(path)
     )
 
 

@@ -18,11 +18,21 @@ Examples:
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="The experiment; `list` names them all, `all` runs them all.")] = "list",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps or settings; the page says so.")] = False,
-    repeats: Annotated[int | None, typer.Option(help="Seeds per setting; default 5, with --quick 1.", min=1)] = None,
-    out: Annotated[Path, typer.Option(help="Folder for tables and figures; runs go to OUT/runs.")] = Path("results"),
-    processes: Annotated[int | None, typer.Option(help="Runs at a time; default: one per core.", min=1)] = None,
+    name: Annotated[
+        str, typer.Argument(help="The experiment; `list` names them all, `all` runs them all.")
+    ] = "list",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer steps or settings; the page says so.")
+    ] = False,
+    repeats: Annotated[
+        int | None, typer.Option(help="Seeds per setting; default 5, with --quick 1.", min=1)
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for tables and figures; runs go to OUT/runs.")
+    ] = Path("results"),
+    processes: Annotated[
+        int | None, typer.Option(help="Runs at a time; default: one per core.", min=1)
+    ] = None,
 ) -> None:
     """Run an experiment as a grid of runs and write tables, figures and a page.
 
@@ -30,16 +40,27 @@ def reproduce(
     """
     import torch
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     from dpcsgp.errors import ConfigError
-    from dpcsgp.reproduction import EXPERIMENTS, Desk
+    from dpcsgp.reproduction import EXPERIMENTS, Experiment
 
-    torch.set_num_threads(1)  # what is computed here is small, and two threads may fight for a busy machine
+    # what is computed here is small, and two threads may fight for a busy machine
+    torch.set_num_threads(1)
     console = Console()
     if name == "list":
         for key, experiment in EXPERIMENTS.items():
-            console.print(f"{key:10} {(experiment.__doc__ or '').splitlines()[0]}", highlight=False, soft_wrap=True)
+            console.print(
+                f"{key:10} {(experiment.__doc__ or '').splitlines()[0]}",
+                highlight=False,
+                soft_wrap=True,
+            )
         return
     names = list(EXPERIMENTS) if name == "all" else [name]
     if name != "all" and name not in EXPERIMENTS:
@@ -54,13 +75,19 @@ def reproduce(
         with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
             task = bar.add_task(each, total=None)
 
-            def show(text: str, done: int, total: int, task: object = task, each: str = each) -> None:
+            def show(
+                text: str, done: int, total: int, task: object = task, each: str = each
+            ) -> None:
                 bar.update(task, completed=done, total=total, description=each)  # type: ignore[arg-type]
                 if not console.is_terminal:
-                    console.print(f"{each}: {done} of {total}  {text}", highlight=False, soft_wrap=True)
+                    console.print(
+                        f"{each}: {done} of {total}  {text}", highlight=False, soft_wrap=True
+                    )
 
-            desk = Desk(each, out, repeats or (1 if quick else 5), quick, show, console.print, processes)
-            files = EXPERIMENTS[each](desk)
+            experiment = Experiment(
+                each, out, repeats or (1 if quick else 5), quick, show, console.print, processes
+            )
+            files = EXPERIMENTS[each](experiment)
         for file in files:
             console.print(f"wrote {file}", highlight=False, soft_wrap=True)
 

@@ -22,32 +22,46 @@ Examples:
 
 
 def run(
-    config_file: Annotated[Path | None, typer.Argument(help="TOML file; without it the defaults are used.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE")
+    config_file: Annotated[
+        Path | None, typer.Argument(help="TOML file; without it the defaults are used.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Results folder; default: a new one under runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the --out folder.")] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Results folder; default: a new one under runs/.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in the --out folder.")
+    ] = False,
     expect_head: ExpectHead = None,
     allow_divergence: Annotated[
         bool, typer.Option("--allow-divergence", help="Run even if gossip is known to diverge.")
     ] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write TensorBoard events into the results folder.")
+        bool,
+        typer.Option(
+            "--tensorboard", help="Also write TensorBoard events into the results folder."
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")
+    ] = False,
 ) -> None:
     """Train privately over a graph of nodes, all simulated in this process.
 
     Started by torchrun, it trains this process's share of the nodes (see `dpcsgp launch --help`).
     """
     from dpcsgp.console.session import run_session
-    from dpcsgp.network.torch_distributed import Place
+    from dpcsgp.network.torch_distributed import ProcessEnvironment
 
     check_expected(out, resume, expect_head)
-    place = Place.from_environment()
+    place = ProcessEnvironment.from_environment()
     if place is None:
-        summary = run_session(config_file, settings or [], out, resume, allow_divergence, as_json, tensorboard)
+        summary = run_session(
+            config_file, settings or [], out, resume, allow_divergence, as_json, tensorboard
+        )
     else:
         from dpcsgp.runtime.process import worker_command
 

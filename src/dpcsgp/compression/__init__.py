@@ -2,17 +2,17 @@
 
 from dpcsgp.compression.base import Compressor, Moments
 from dpcsgp.compression.parsing import parse_compressor
-from dpcsgp.compression.quantize import Dither, Sign
+from dpcsgp.compression.quantize import Sign, StochasticQuantizer
 from dpcsgp.compression.rotate import RotatedQuantizer
-from dpcsgp.compression.sparsify import Identity, LargestEntries, RandomSubset
+from dpcsgp.compression.sparsify import Identity, RandK, TopK
 
 __all__ = [
     "Compressor",
-    "Dither",
+    "StochasticQuantizer",
     "Identity",
-    "LargestEntries",
+    "TopK",
     "Moments",
-    "RandomSubset",
+    "RandK",
     "RotatedQuantizer",
     "Sign",
     "parse_compressor",

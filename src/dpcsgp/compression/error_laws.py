@@ -1,8 +1,7 @@
 """Exact error laws of scalar quantisers on Gaussian-shaped vectors, by closed forms and quadrature.
 
-Reference: S. Lloyd, Least squares quantization in PCM, IEEE Trans. Inf. Theory 28(2), 1982; J. Max, Quantizing for
-minimum distortion, IRE Trans. Inf. Theory 6(1), 1960.
-"""
+Reference: S. Lloyd, Least squares quantization in PCM, IEEE Trans. Inf. Theory 28(2), 1982; J. Max,
+Quantizing for minimum distortion, IRE Trans. Inf. Theory 6(1), 1960."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ from scipy.special import gammaln, ndtr
 
 @dataclass(frozen=True)
 class ScalarLevels:
-    """Hold a symmetric quantiser of N(0, 1): magnitude |z| in cell k (between thresholds) becomes levels[k].
+    """Hold a symmetric quantiser of N(0, 1): magnitude |z| in cell k (between thresholds) becomes
+    levels[k].
 
     gain = E[z q(z)] = E[q(z)^2] = 1 - E[(q(z) - z)^2].
     """
@@ -29,7 +29,8 @@ class ScalarLevels:
 def lloyd_max(bits: int) -> ScalarLevels:
     """Find the 2^bits levels with the smallest mean squared error for a standard normal number.
 
-    Each threshold is midway between two levels and each level is the mean of its cell (Lloyd's iteration).
+    Each threshold is midway between two levels and each level is the mean of its cell (Lloyd's
+    iteration).
 
     >>> round(lloyd_max(1).levels[0] ** 2, 6), round(lloyd_max(1).gain, 6)  # 2 / pi
     (0.63662, 0.63662)
@@ -50,11 +51,12 @@ def lloyd_max(bits: int) -> ScalarLevels:
 
 @cache
 def dither_moments(bits: int, bucket: int) -> tuple[float, float]:
-    """Return (E<Q(v), v> / |v|^2, E|Q(v)|^2 / |v|^2) of dithered rounding to multiples of |v| / 2^(bits - 1).
+    """Return (E<Q(v), v> / |v|^2, E|Q(v)|^2 / |v|^2) of dithered rounding to multiples of |v| /
+    2^(bits - 1).
 
-    v is Gaussian-shaped (a uniform direction in `bucket` dimensions), so one coordinate is |v| sin(t) with a density
-    proportional to cos(t)^(bucket - 2). Rounding up to +2^(bits - 1) saturates at 2^(bits - 1) - 1 and is included.
-    """
+    v is Gaussian-shaped (a uniform direction in `bucket` dimensions), so one coordinate is |v|
+    sin(t) with a density proportional to cos(t)^(bucket - 2). Rounding up to +2^(bits - 1)
+    saturates at 2^(bits - 1) - 1 and is included."""
     steps = 2 ** (bits - 1)
     ratio, weight = _sphere_quadrature(steps, bucket)
     cell = np.minimum(np.floor(ratio * steps), steps - 1)
@@ -67,7 +69,8 @@ def dither_moments(bits: int, bucket: int) -> tuple[float, float]:
 
 
 def _sphere_quadrature(steps: int, bucket: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes r = |v_k| / |v| and weights for a uniform direction; panels end at multiples of 1 / steps."""
+    """Return nodes r = |v_k| / |v| and weights for a uniform direction; panels end at multiples of
+    1 / steps."""
     if bucket == 1:
         return np.ones(1), np.ones(1)
     reach = min(1.0, 12.0 / np.sqrt(bucket))  # the density beyond is below exp(-70)

@@ -1,9 +1,10 @@
 """Bits to bytes: pack b-bit symbols densely for every b from 1 to 16.
 
-The coordinates are cut into a head whose length is a multiple of eight and a tail of at most seven. In the head a
-symbol falls into pieces of 8, 4, 2 and 1 bits (the binary digits of b; 13 = 8 + 4 + 1), and each kind of piece fills
-its own plane. A plane of w-bit pieces is cut into 8 / w equal runs that lie on top of each other, so packing is a few
-shifts of whole contiguous runs. The tail is a plain string of bits. Together that is exactly ceil(D b / 8) bytes.
+The coordinates are cut into a head whose length is a multiple of eight and a tail of at most seven.
+In the head a symbol falls into pieces of 8, 4, 2 and 1 bits (the binary digits of b; 13 = 8 + 4 +
+1), and each kind of piece fills its own plane. A plane of w-bit pieces is cut into 8 / w equal runs
+that lie on top of each other, so packing is a few shifts of whole contiguous runs. The tail is a
+plain string of bits. Together that is exactly ceil(D b / 8) bytes.
 
 Legend: D coordinates, B bytes.
 """
@@ -17,9 +18,9 @@ import numpy as np
 _MAX_BITS = 16
 
 # Row k holds the factors +1 (bit 0) and -1 (bit 1) for the eight bits of the byte k, lowest first.
-SIGNS_OF_BYTE = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(
-    np.float32
-)
+SIGNS_OF_BYTE = 1 - 2 * np.unpackbits(
+    np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
+).astype(np.float32)
 
 
 def packed_bytes(dim: int, bits: int) -> int:
@@ -37,13 +38,16 @@ def symbol_dtype(bits: int) -> type[np.uint8] | type[np.uint16]:
 
 
 def pack(symbols_D: np.ndarray, bits: int) -> np.ndarray:
-    """Pack the low `bits` bits of each symbol (an integer array, signed or not) into uint8 (packed_bytes(D, bits),).
+    """Pack the low `bits` bits of each symbol (an integer array, signed or not) into uint8
+    (packed_bytes(D, bits),).
 
     >>> pack(np.array([1, 0, 3], dtype=np.uint8), bits=2).tolist()
     [49]
     """
     if bits == 1:
-        return np.packbits(symbols_D & 1 if symbols_D.dtype != np.bool_ else symbols_D, bitorder="little")
+        return np.packbits(
+            symbols_D & 1 if symbols_D.dtype != np.bool_ else symbols_D, bitorder="little"
+        )
     symbols_D = symbols_D.view(symbol_dtype(bits))
     head = symbols_D.size - symbols_D.size % 8
     wire_B = np.empty(packed_bytes(symbols_D.size, bits), dtype=np.uint8)

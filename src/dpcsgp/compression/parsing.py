@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dpcsgp.compression.base import Compressor
-from dpcsgp.compression.quantize import Dither, Sign
+from dpcsgp.compression.quantize import Sign, StochasticQuantizer
 from dpcsgp.compression.rotate import RotatedQuantizer
-from dpcsgp.compression.sparsify import Identity, LargestEntries, RandomSubset
+from dpcsgp.compression.sparsify import Identity, RandK, TopK
 from dpcsgp.errors import ConfigError
 
 # name -> (form, example)
@@ -28,30 +28,33 @@ _Number = TypeVar("_Number", int, float)
 def parse_compressor(spec: str) -> Compressor:
     """Return the compressor that `spec` names.
 
-    "none" · "rand:a" · "gsgd:b" (one norm) · "gsgd:b/bucket" · "top:a" · "sign" (one scale) · "sign:bucket" · "rot:b"
+    "none" · "rand:a" · "gsgd:b" (one norm) · "gsgd:b/bucket" · "top:a" · "sign" (one scale) ·
+    "sign:bucket" · "rot:b"
 
     >>> parse_compressor("gsgd:8/512").num_bytes(1000)
     1008
     >>> parse_compressor("gsdg:8")
-    Traceback (most recent call last):
-    ...
-    dpcsgp.errors.ConfigError: compression.spec = 'gsdg:8': unknown compressor 'gsdg'; did you mean 'gsgd:4/64'?
-    """
+    Traceback (most recent call last): ... dpcsgp.errors.ConfigError: compression.spec = 'gsdg:8':
+    unknown compressor 'gsdg'; did you mean 'gsgd:4/64'?"""
     name, colon, argument = spec.strip().partition(":")
     if name not in _FORMS:
-        raise ConfigError(f"compression.spec = {spec!r}: unknown compressor {name!r}; {_suggestion(name)}")
+        raise ConfigError(
+            f"compression.spec = {spec!r}: unknown compressor {name!r}; {_suggestion(name)}"
+        )
     if name in ("none", "sign") and not colon:
         return Identity() if name == "none" else Sign()
     if name == "sign":
         return Sign(_number(int, argument, spec, name))
     if name == "gsgd":
         bits, slash, bucket = argument.partition("/")
-        return Dither(_number(int, bits, spec, name), _number(int, bucket, spec, name) if slash else None)
+        return StochasticQuantizer(
+            _number(int, bits, spec, name), _number(int, bucket, spec, name) if slash else None
+        )
     if name == "rot":
         return RotatedQuantizer(_number(int, argument, spec, name))
     if name == "none":
         raise _malformed(spec, name)
-    return (RandomSubset if name == "rand" else LargestEntries)(_number(float, argument, spec, name))
+    return (RandK if name == "rand" else TopK)(_number(float, argument, spec, name))
 
 
 def _number(kind: Callable[[str], _Number], text: str, spec: str, name: str) -> _Number:

@@ -1,14 +1,14 @@
 """Few bits per coordinate: dithered rounding (the paper's gsgd_b) and signs.
 
-A vector is cut into buckets with one float32 scale each (`bucket = None`: one scale for the whole vector; the last
-bucket may be shorter). The wire holds all scales, then all symbols, bit-packed.
+A vector is cut into buckets with one float32 scale each (`bucket = None`: one scale for the whole
+vector; the last bucket may be shorter). The wire holds all scales, then all symbols, bit-packed.
 
-Scales are summed in float64 tile by tile, in an order that depends on D alone, so no number of threads or of hosted
-nodes changes a byte; squares of float32 numbers neither overflow nor vanish there.
+Scales are summed in float64 tile by tile, in an order that depends on D alone, so no number of
+threads or of hosted nodes changes a byte; squares of float32 numbers neither overflow nor vanish
+there.
 
-Legend: N hosted nodes, S senders heard, D coordinates, B bytes, M buckets.
-Reference: D. Alistarh et al., QSGD: Communication-efficient SGD via gradient quantization and encoding, NeurIPS 2017.
-"""
+Legend: N hosted nodes, S senders heard, D coordinates, B bytes, M buckets. Reference: D. Alistarh
+et al., QSGD: Communication-efficient SGD via gradient quantization and encoding, NeurIPS 2017."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ _SIGN_BIT = np.int32(-(2**31))
 
 @final
 @dataclass(frozen=True)
-class Dither:
-    """Round to b bits with dither: Q(v)_k = |v| sign(v_k) 2^-(b-1) floor(2^(b-1) |v_k| / |v| + u), u uniform on [0, 1).
+class StochasticQuantizer:
+    """Round to b bits with dither: Q(v)_k = |v| sign(v_k) 2^-(b-1) floor(2^(b-1) |v_k| / |v| + u),
+    u uniform on [0, 1).
 
     |v| is the norm of the coordinate's bucket. Symbols run from -2^(b-1) to 2^(b-1) - 1; the one that does not fit,
-    +2^(b-1), saturates. omega^2 = min(m / 4^(b-1), sqrt(m) / 2^(b-1)) for buckets of m coordinates holds with
-    saturation too: its error is at most one step, and at most the coordinate's share in the second bound.
-    u has 16 random bits, at midpoints: rounding probabilities are exact to 2^-17, so apart from saturation
+    +2^(b-1), saturates. omega^2 = min(m / 4^(b-1), sqrt(m) / 2^(b-1)) for buckets of m coordinates
+    holds with saturation too: its error is at most one step, and at most the coordinate's share in
+    the second bound. u has 16 random bits, at midpoints: rounding probabilities are exact to 2^-17,
+    so apart from saturation
     |E Q(v) - v| <= 2^-17 sqrt(m) 2^-(b-1) |v|, which is at most 2^-17 |v| wherever omega^2 <= 1.
     """
 
@@ -56,7 +58,9 @@ class Dither:
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 16:
-            raise ConfigError(f"compression.spec = '{self.spec}': bits must be from 2 to 16; try 'gsgd:4/64'")
+            raise ConfigError(
+                f"compression.spec = '{self.spec}': bits must be from 2 to 16; try 'gsgd:4/64'"
+            )
         _check_bucket(self.spec, self.bucket, "gsgd:4/64")
 
     @property
@@ -74,13 +78,17 @@ class Dither:
         return min(width / steps**2, math.sqrt(width) / steps)
 
     def moments(self, dim: int) -> Moments:
-        """Return the law for a Gaussian-shaped vector, saturation included (other shapes have another variance)."""
+        """Return the law for a Gaussian-shaped vector, saturation included (other shapes have
+        another variance)."""
         width = min(self.bucket or dim, dim)
         gain, square = dither_moments(self.bits, width)
         if tail := dim % width:
             share = tail / dim
             tail_gain, tail_square = dither_moments(self.bits, tail)
-            gain, square = gain + share * (tail_gain - gain), square + share * (tail_square - square)
+            gain, square = (
+                gain + share * (tail_gain - gain),
+                square + share * (tail_square - square),
+            )
         return Moments(gain=gain, noise=square - gain**2)
 
     def encode(self, x_ND: Tensor, random: PublicRandomness, step: int) -> Tensor:
@@ -89,7 +97,9 @@ class Dither:
         split = 4 * _num_buckets(dim, self.bucket)
         wire_NB = np.empty((num_nodes, self.num_bytes(dim)), dtype=np.uint8)
         for row, node in enumerate(random.nodes):
-            squares_M = require_finite(_bucket_sums(rows_ND[row], self.bucket, np.square), node, step)
+            squares_M = require_finite(
+                _bucket_sums(rows_ND[row], self.bucket, np.square), node, step
+            )
             norms_M = to_float32(np.sqrt(squares_M))
             dither_D = random.row_bytes("compression/dither", step, row, 2 * dim).view("<u2")
             write_floats(wire_NB[row, :split], norms_M)
@@ -104,10 +114,15 @@ class Dither:
             norms_M = read_floats(wire_B[:split], node, step)
             symbols_D = _sign_extended(unpack(wire_B[split:], dim, self.bits), self.bits)
             for coordinates, buckets, width in _tiles(dim, self.bucket):
-                # The first factor is exact and at most one, so the only rounding is the product with the norm.
-                levels = symbols_D[coordinates].astype(np.float32) * np.float32(2.0 ** (1 - self.bits))
+                # The first factor is exact and at most one, so the only rounding is the product
+                # with the norm.
+                levels = symbols_D[coordinates].astype(np.float32) * np.float32(
+                    2.0 ** (1 - self.bits)
+                )
                 np.multiply(
-                    levels.reshape(-1, width), norms_M[buckets, None], out=row_D[coordinates].reshape(-1, width)
+                    levels.reshape(-1, width),
+                    norms_M[buckets, None],
+                    out=row_D[coordinates].reshape(-1, width),
                 )
         return torch.from_numpy(x_SD)
 
@@ -118,7 +133,9 @@ class Dither:
         symbols_D = np.empty(row_D.size, dtype=np.int8 if self.bits <= 8 else np.int16)
         for coordinates, buckets, width in _tiles(row_D.size, self.bucket):
             # A division, not a product with the inverse: the inverse of a denormal norm overflows.
-            ratio = np.divide(row_D[coordinates].reshape(-1, width), divisors_M[buckets, None]).reshape(-1)
+            ratio = np.divide(
+                row_D[coordinates].reshape(-1, width), divisors_M[buckets, None]
+            ).reshape(-1)
             ratio *= np.float32(steps)
             u = dither_D[coordinates].astype(np.float32)
             u += np.float32(0.5)
@@ -137,8 +154,8 @@ class Sign:
     """Send one bit per coordinate and the bucket's mean magnitude: Q(v)_k = sign(v_k) |v|_1 / m.
 
     |Q(v) - v|^2 = |v|^2 - |v|_1^2 / m, so omega^2 = 1 - 1 / m for buckets of m coordinates, reached by one-hot vectors.
-    There is no `moments` law: the error depends on the vector's shape (`rot:1` rotates first and has one).
-    """
+    There is no `moments` law: the error depends on the vector's shape (`rot:1` rotates first and
+    has one)."""
 
     bucket: int | None = None
 
@@ -182,7 +199,10 @@ class Sign:
             scales_M = read_floats(wire_B[:split], node, step)
             signs_D = np.take(SIGNS_OF_BYTE, wire_B[split:], axis=0).reshape(-1)
             for coordinates, buckets, width in _tiles(dim, self.bucket):
-                signs, out = signs_D[coordinates].reshape(-1, width), row_D[coordinates].reshape(-1, width)
+                signs, out = (
+                    signs_D[coordinates].reshape(-1, width),
+                    row_D[coordinates].reshape(-1, width),
+                )
                 np.multiply(signs, scales_M[buckets, None], out=out)
         return torch.from_numpy(x_SD)
 
@@ -192,16 +212,21 @@ def _num_buckets(dim: int, bucket: int | None) -> int:
 
 
 def _tiles(dim: int, bucket: int | None) -> Iterator[tuple[slice, slice, int]]:
-    """Cut D coordinates into cache-sized pieces that are either whole buckets or parts of one bucket.
+    """Cut D coordinates into cache-sized pieces that are either whole buckets or parts of one
+    bucket.
 
-    Yields (coordinates, buckets, width): the piece reshaped to (-1, width) has one row per bucket in `buckets`.
-    """
+    Yields (coordinates, buckets, width): the piece reshaped to (-1, width) has one row per bucket
+    in `buckets`."""
     bucket = min(bucket or dim, dim)
     if bucket > TILE:
         for start in range(0, dim, bucket):
             stop, index = min(start + bucket, dim), start // bucket
             for first in range(start, stop, TILE):
-                yield slice(first, min(first + TILE, stop)), slice(index, index + 1), min(TILE, stop - first)
+                yield (
+                    slice(first, min(first + TILE, stop)),
+                    slice(index, index + 1),
+                    min(TILE, stop - first),
+                )
         return
     whole, span = dim - dim % bucket, TILE // bucket * bucket
     for first in range(0, whole, span):
@@ -231,4 +256,6 @@ def _sign_extended(symbols_D: np.ndarray, bits: int) -> np.ndarray:
 
 def _check_bucket(spec: str, bucket: int | None, example: str) -> None:
     if bucket is not None and bucket < 1:
-        raise ConfigError(f"compression.spec = '{spec}': a bucket needs at least 1 coordinate; try '{example}'")
+        raise ConfigError(
+            f"compression.spec = '{spec}': a bucket needs at least 1 coordinate; try '{example}'"
+        )

@@ -1,16 +1,18 @@
-"""Rotate with public random signs and Walsh-Hadamard transforms, then quantise: the same error for every vector.
+"""Rotate with public random signs and Walsh-Hadamard transforms, then quantise: the same error for
+every vector.
 
-A vector is laid out as a matrix of n rows and m columns, and every column is rotated on its own by rounds of random
-signs and a Walsh-Hadamard transform of L rows, a power of two. One round turns a dense vector into a Gaussian one but a
-one-hot vector into a flat one; after a second round all are Gaussian. Any d is served with little waste: either the
-columns are padded to n = L, or n is up to a third larger than L and the rounds alternate between the first L and the
-last L rows (three or four rounds, so that all rows mix). Rotated coordinates are close to Gaussian whatever the vector
-was, so the best scalar quantiser of a Gaussian and its error apply: Q(v) = gain v + noise, with noise of energy
-gain (1 - gain) |v|^2.
+A vector is laid out as a matrix of n rows and m columns, and every column is rotated on its own by
+rounds of random signs and a Walsh-Hadamard transform of L rows, a power of two. One round turns a
+dense vector into a Gaussian one but a one-hot vector into a flat one; after a second round all are
+Gaussian. Any d is served with little waste: either the columns are padded to n = L, or n is up to a
+third larger than L and the rounds alternate between the first L and the last L rows (three or four
+rounds, so that all rows mix). Rotated coordinates are close to Gaussian whatever the vector was, so
+the best scalar quantiser of a Gaussian and its error apply: Q(v) = gain v + noise, with noise of
+energy gain (1 - gain) |v|^2.
 
-Legend: N hosted nodes, S senders heard, D coordinates, B bytes, R rows handled together, W padded width n m, M columns.
-Reference: A. T. Suresh et al., Distributed mean estimation with limited communication, ICML 2017.
-"""
+Legend: N hosted nodes, S senders heard, D coordinates, B bytes, R rows handled together, W padded
+width n m, M columns. Reference: A. T. Suresh et al., Distributed mean estimation with limited
+communication, ICML 2017."""
 
 from __future__ import annotations
 
@@ -46,15 +48,16 @@ _PANEL = 2**17
 _BATCH = 2**17
 # Window lengths to choose from; shorter columns are too far from Gaussian.
 _LENGTHS = (4096, 2048, 1024, 512, 256, 128, 64, 32)
-# The first of two rounds spreads a coordinate over this many rows only: sums of so many signs are Gaussian enough for
-# the cells of the quantiser.
+# The first of two rounds spreads a coordinate over this many rows only: sums of so many signs are
+# Gaussian enough for the cells of the quantiser.
 _FIRST_SPREAD = {1: 128, 2: 128, 3: 1024, 4: 1024}
 
 
 @final
 @dataclass(frozen=True)
 class RotationPlan:
-    """Say how d coordinates are laid out (`rows` x `columns`) and rotated (windows of `length` rows).
+    """Say how d coordinates are laid out (`rows` x `columns`) and rotated (windows of `length`
+    rows).
 
     `spreads` has one entry per round: over how many rows it spreads a coordinate.
     """
@@ -70,18 +73,23 @@ class RotationPlan:
         return self.rows * self.columns
 
     def windows(self) -> list[tuple[slice, int]]:
-        """Return (flat range of coordinates, spread) of each round: the first rows and the last rows in turn.
+        """Return (flat range of coordinates, spread) of each round: the first rows and the last
+        rows in turn.
 
-        A spread below the length makes only the outer butterflies: each coordinate reaches `spread` evenly spaced rows.
-        """
+        A spread below the length makes only the outer butterflies: each coordinate reaches `spread`
+        evenly spaced rows."""
         size, last = self.length * self.columns, (self.rows - self.length) * self.columns
         starts = [last if index % 2 else 0 for index in range(len(self.spreads))]
-        return [(slice(start, start + size), spread) for start, spread in zip(starts, self.spreads, strict=True)]
+        return [
+            (slice(start, start + size), spread)
+            for start, spread in zip(starts, self.spreads, strict=True)
+        ]
 
 
 @cache
 def plan_rotation(dim: int, bits: int) -> RotationPlan:
-    """Choose the layout with the fewest bits on the wire, where every round beyond two weighs like one per cent.
+    """Choose the layout with the fewest bits on the wire, where every round beyond two weighs like
+    one per cent.
 
     >>> plan_rotation(1000, bits=1)
     RotationPlan(rows=1024, columns=1, length=1024, spreads=(128, 1024))
@@ -97,22 +105,29 @@ def plan_rotation(dim: int, bits: int) -> RotationPlan:
 
 def _candidate_plans(dim: int, bits: int) -> Iterator[RotationPlan]:
     for length in _LENGTHS:
-        yield RotationPlan(length, -(-dim // length), length, (min(_FIRST_SPREAD[bits], length), length))
+        yield RotationPlan(
+            length, -(-dim // length), length, (min(_FIRST_SPREAD[bits], length), length)
+        )
         columns = dim // length
         if columns and 3 * (excess := -(-dim // columns) - length) <= length:
             num_rounds = 3 if 32 * excess <= length else 4
             yield RotationPlan(length + excess, columns, length, (length,) * num_rounds)
 
 
-def rotate(x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, step: int, start: int = 0) -> None:
-    """Rotate in place, window by window: x <- H (signs * x) / sqrt(spread). `start` names the panel's streams."""
+def rotate(
+    x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, step: int, start: int = 0
+) -> None:
+    """Rotate in place, window by window: x <- H (signs * x) / sqrt(spread). `start` names the
+    panel's streams."""
     for row, x_W in enumerate(x_RW):
         for index, (window, spread) in enumerate(plan.windows()):
             flip(x_W[window], _signs(plan, random, step, row, start, index), spread)
             hadamard(x_W[window], plan.columns, plan.length // spread)
 
 
-def rotate_back(x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, step: int, start: int = 0) -> None:
+def rotate_back(
+    x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, step: int, start: int = 0
+) -> None:
     """Undo `rotate` in place: windows in reverse order, x <- signs * (H x) / sqrt(spread)."""
     for row, x_W in enumerate(x_RW):
         for index, (window, spread) in reversed(list(enumerate(plan.windows()))):
@@ -120,29 +135,36 @@ def rotate_back(x_RW: np.ndarray, plan: RotationPlan, random: PublicRandomness, 
             flip(x_W[window], _signs(plan, random, step, row, start, index), spread)
 
 
-def _signs(plan: RotationPlan, random: PublicRandomness, step: int, row: int, start: int, index: int) -> np.ndarray:
+def _signs(
+    plan: RotationPlan, random: PublicRandomness, step: int, row: int, start: int, index: int
+) -> np.ndarray:
     """Return one public random bit per coordinate of a window, in words of 64."""
     num_words = -(-plan.length * plan.columns // 64)
-    return random.row_bytes(f"compression/rotation/{start}/{index}", step, row, 8 * num_words).view("<u8")
+    return random.row_bytes(f"compression/rotation/{start}/{index}", step, row, 8 * num_words).view(
+        "<u8"
+    )
 
 
 @final
 @dataclass(frozen=True)
 class RotatedQuantizer:
-    """Rotate, quantise to the 2^b best levels for a Gaussian with one least-squares scale per column, rotate back.
+    """Rotate, quantise to the 2^b best levels for a Gaussian with one least-squares scale per
+    column, rotate back.
 
-    gain = 1 - D(b) with D(b) the smallest mean squared error of b bits for N(0, 1): 2 / pi for one bit (signs and mean
-    magnitudes). The scale projects the vector onto its levels, so |Q(v)|^2 = <Q(v), v> before padding is dropped:
-    noise = gain (1 - gain) at most, omega^2 = 1 - gain, and |Q(v) - v| <= |v| holds for every single message. A fresh
-    rotation is drawn for each sender and step. The law is that of long columns; vectors below about a hundred
-    coordinates (five hundred for b > 2) are off by some per cent.
-    """
+    gain = 1 - D(b) with D(b) the smallest mean squared error of b bits for N(0, 1): 2 / pi for one
+    bit (signs and mean magnitudes). The scale projects the vector onto its levels, so |Q(v)|^2 =
+    <Q(v), v> before padding is dropped: noise = gain (1 - gain) at most, omega^2 = 1 - gain, and
+    |Q(v) - v| <= |v| holds for every single message. A fresh rotation is drawn for each sender and
+    step. The law is that of long columns; vectors below about a hundred coordinates (five hundred
+    for b > 2) are off by some per cent."""
 
     bits: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 4:
-            raise ConfigError(f"compression.spec = '{self.spec}': bits must be from 1 to 4; try 'rot:1'")
+            raise ConfigError(
+                f"compression.spec = '{self.spec}': bits must be from 1 to 4; try 'rot:1'"
+            )
 
     @property
     def spec(self) -> str:
@@ -159,7 +181,8 @@ class RotatedQuantizer:
         return 1.0 - lloyd_max(self.bits).gain
 
     def moments(self, dim: int) -> Moments:
-        """Return the law for every vector; the noise on padded coordinates is not received and not counted."""
+        """Return the law for every vector; the noise on padded coordinates is not received and not
+        counted."""
         gain = lloyd_max(self.bits).gain
         width = sum(plan_rotation(stop - start, self.bits).width for start, stop in panels_of(dim))
         return Moments(gain=gain, noise=gain * (1.0 - gain) * dim / width)
@@ -173,7 +196,11 @@ class RotatedQuantizer:
             for start, stop in panels_of(dim):
                 size = self._panel_bytes(stop - start)
                 self._encode_panel(
-                    rows_ND[rows, start:stop], streams, step, start, wire_NB[rows, offset : offset + size]
+                    rows_ND[rows, start:stop],
+                    streams,
+                    step,
+                    start,
+                    wire_NB[rows, offset : offset + size],
                 )
                 offset += size
         return torch.from_numpy(wire_NB)
@@ -185,7 +212,13 @@ class RotatedQuantizer:
             streams, offset = random.of(random.nodes[rows]), 0
             for start, stop in panels_of(dim):
                 size = self._panel_bytes(stop - start)
-                self._decode_panel(rows_SB[rows, offset : offset + size], streams, step, start, x_SD[rows, start:stop])
+                self._decode_panel(
+                    rows_SB[rows, offset : offset + size],
+                    streams,
+                    step,
+                    start,
+                    x_SD[rows, start:stop],
+                )
                 offset += size
         return torch.from_numpy(x_SD)
 
@@ -198,19 +231,25 @@ class RotatedQuantizer:
     ) -> None:
         plan = plan_rotation(x_RD.shape[1], self.bits)
         rotated_RW = np.zeros((x_RD.shape[0], plan.width), dtype=np.float32)
-        exponents = [_exponent(row_D, node, step) for row_D, node in zip(x_RD, random.nodes, strict=True)]
+        exponents = [
+            _exponent(row_D, node, step) for row_D, node in zip(x_RD, random.nodes, strict=True)
+        ]
         for row_D, out_W, exponent in zip(x_RD, rotated_RW, exponents, strict=True):
             np.multiply(row_D, np.float32(2.0**-exponent), out=out_W[: row_D.size])
         rotate(rotated_RW, plan, random, step, start)
-        symbols_RW, scales_RM = self._quantize(rotated_RW.reshape(len(exponents), plan.rows, plan.columns))
+        symbols_RW, scales_RM = self._quantize(
+            rotated_RW.reshape(len(exponents), plan.rows, plan.columns)
+        )
         for row, exponent in enumerate(exponents):
             write_floats(
-                wire_RB[row, : 4 * plan.columns], to_float32(scales_RM[row].astype(np.float64) * 2.0**exponent)
+                wire_RB[row, : 4 * plan.columns],
+                to_float32(scales_RM[row].astype(np.float64) * 2.0**exponent),
             )
             wire_RB[row, 4 * plan.columns :] = pack(symbols_RW[row], self.bits)
 
     def _quantize(self, z_RnM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return symbols (R, W), sign in the highest bit, and least-squares scales <levels, z> / |levels|^2 (R, M)."""
+        """Return symbols (R, W), sign in the highest bit, and least-squares scales <levels, z> /
+        |levels|^2 (R, M)."""
         negative_RnM = z_RnM < 0
         num_rows, rows, _ = z_RnM.shape
         magnitude_RnM = np.abs(z_RnM, out=z_RnM)
@@ -221,7 +260,9 @@ class RotatedQuantizer:
         cells_RnM = negative_RnM.view(np.uint8) * np.uint8(2 ** (self.bits - 1))
         for threshold in quantiser.thresholds:
             cells_RnM += magnitude_RnM > (deviation_RM * np.float32(threshold))[:, None]
-        levels_RnM = np.take(_signed_levels(self.bits), cells_RnM & np.uint8(2 ** (self.bits - 1) - 1))
+        levels_RnM = np.take(
+            _signed_levels(self.bits), cells_RnM & np.uint8(2 ** (self.bits - 1) - 1)
+        )
         magnitude_RnM *= levels_RnM
         energy_RM = _sum_rows(np.square(levels_RnM, out=levels_RnM))
         return cells_RnM.reshape(num_rows, -1), _sum_rows(magnitude_RnM) / energy_RM
@@ -234,9 +275,12 @@ class RotatedQuantizer:
         for wire_B, out_W in zip(wire_RB, rotated_RW, strict=True):
             out_W[:] = self._levels(wire_B[4 * plan.columns :], plan.width)
         rotate_back(rotated_RW, plan, random, step, start)
-        for node, wire_B, rotated_W, row_D in zip(random.nodes, wire_RB, rotated_RW, x_RD, strict=True):
+        for node, wire_B, rotated_W, row_D in zip(
+            random.nodes, wire_RB, rotated_RW, x_RD, strict=True
+        ):
             scales_M = read_floats(wire_B[: 4 * plan.columns], node, step)
-            # Scaled last: rotated levels are of order one, so huge scales meet no sum that could overflow.
+            # Scaled last: rotated levels are of order one, so huge scales meet no sum that could
+            # overflow.
             rotated_nM = rotated_W.reshape(plan.rows, plan.columns)
             with np.errstate(over="ignore"):
                 rotated_nM *= scales_M
@@ -252,13 +296,15 @@ class RotatedQuantizer:
 
 @cache
 def _signed_levels(bits: int) -> np.ndarray:
-    """Return float32 (2^bits,): the level of each symbol; symbols with the highest bit set are negative."""
+    """Return float32 (2^bits,): the level of each symbol; symbols with the highest bit set are
+    negative."""
     levels = np.array(lloyd_max(bits).levels, dtype=np.float32)
     return np.concatenate([levels, -levels])
 
 
 def _sum_rows(x_RnM: np.ndarray) -> np.ndarray:
-    """Return (R, M) sums over n, folding the upper half onto the lower in place: a fixed order and a small error."""
+    """Return (R, M) sums over n, folding the upper half onto the lower in place: a fixed order and
+    a small error."""
     size = x_RnM.shape[1]
     while size > 1:
         half = (size + 1) // 2
@@ -268,14 +314,16 @@ def _sum_rows(x_RnM: np.ndarray) -> np.ndarray:
 
 
 def _exponent(row_D: np.ndarray, node: int, step: int) -> int:
-    """Return e with |row| < 2^e (within the range of float32 factors): scaling by 2^-e keeps sums from overflowing."""
+    """Return e with |row| < 2^e (within the range of float32 factors): scaling by 2^-e keeps sums
+    from overflowing."""
     largest = float(max(-np.min(row_D), np.max(row_D))) if row_D.size else 0.0
     require_finite(np.array([largest]), node, step)
     return min(max(math.frexp(largest)[1], -125), 126)
 
 
 def panels_of(dim: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of contiguous parts of at most _PANEL coordinates; all but the last need no padding."""
+    """Return (start, stop) of contiguous parts of at most _PANEL coordinates; all but the last need
+    no padding."""
     size = -(-dim // -(-dim // _PANEL) // _LENGTHS[0]) * _LENGTHS[0]
     return [(start, min(start + size, dim)) for start in range(0, dim, size)]
 

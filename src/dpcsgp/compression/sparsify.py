@@ -1,12 +1,12 @@
 """Send everything, a random part, or the largest entries.
 
-`RandomSubset` is the paper's rand_a: floor(a d) coordinates as float32, not rescaled, at positions that every receiver
-rebuilds from the sender's public stream. `LargestEntries` (top-k) has to send its positions; a sorted list of k out of
-d positions is written in Elias-Fano form (low bits packed, high bits as a unary bit string) or as a bitmap, whichever
-is smaller, and both sizes follow from k and d alone.
+`RandK` is the paper's rand_a: floor(a d) coordinates as float32, not rescaled, at positions that
+every receiver rebuilds from the sender's public stream. `TopK` (top-k) has to send its positions; a
+sorted list of k out of d positions is written in Elias-Fano form (low bits packed, high bits as a
+unary bit string) or as a bitmap, whichever is smaller, and both sizes follow from k and d alone.
 
-Legend: N hosted nodes, S senders heard, D coordinates, B bytes, K kept coordinates.
-Reference: P. Elias, Efficient storage and retrieval by content and address of static files, J. ACM 21(2), 1974.
+Legend: N hosted nodes, S senders heard, D coordinates, B bytes, K kept coordinates. Reference: P.
+Elias, Efficient storage and retrieval by content and address of static files, J. ACM 21(2), 1974.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpcsgp.compression.base import TILE, Moments, input_rows, read_floats, require_finite, wire_rows, write_floats
+from dpcsgp.compression.base import (
+    TILE,
+    Moments,
+    input_rows,
+    read_floats,
+    require_finite,
+    wire_rows,
+    write_floats,
+)
 from dpcsgp.compression.packing import pack, packed_bytes, unpack
 from dpcsgp.errors import ConfigError, WireError
 from dpcsgp.randomness import PublicRandomness
@@ -66,8 +74,9 @@ class Identity:
 
 @final
 @dataclass(frozen=True)
-class RandomSubset:
-    """Keep floor(a d) random coordinates as they are, zero the rest; omega^2 = 1 - floor(a d) / d."""
+class RandK:
+    """Keep floor(a d) random coordinates as they are, zero the rest; omega^2 = 1 - floor(a d) /
+    d."""
 
     fraction: float
 
@@ -79,7 +88,8 @@ class RandomSubset:
         return f"rand:{float(self.fraction)!r}"
 
     def num_kept(self, dim: int) -> int:
-        """Return floor(a d), taking `a` as the decimal number it was written as (0.29 of 100 are 29)."""
+        """Return floor(a d), taking `a` as the decimal number it was written as (0.29 of 100 are
+        29)."""
         return _floor_of(self.fraction, dim)
 
     def num_bytes(self, dim: int) -> int:
@@ -116,11 +126,12 @@ class RandomSubset:
 
 @final
 @dataclass(frozen=True)
-class LargestEntries:
-    """Keep the max(1, floor(a d)) entries of largest magnitude; omega^2 = 1 - K / d, reached by flat vectors.
+class TopK:
+    """Keep the max(1, floor(a d)) entries of largest magnitude; omega^2 = 1 - K / d, reached by
+    flat vectors.
 
-    Among equal magnitudes the first ones are kept. There is no `moments` law: the error depends on the vector's shape.
-    """
+    Among equal magnitudes the first ones are kept. There is no `moments` law: the error depends on
+    the vector's shape."""
 
     fraction: float
 
@@ -167,17 +178,23 @@ class LargestEntries:
             values_K = read_floats(wire_B[: 4 * num_kept], node, step)
             positions_K = read_positions(wire_B[4 * num_kept :], dim, num_kept)
             if positions_K is None:
-                raise WireError(f"payload of sender {node} at step {step}: expected {num_kept} positions below {dim}")
+                raise WireError(
+                    f"payload of sender {node} at step {step}: expected {num_kept} positions "
+                    f"below {dim}"
+                )
             row_D[positions_K] = values_K
         return torch.from_numpy(x_SD)
 
 
-def random_mask(random: PublicRandomness, step: int, row: int, dim: int, num_kept: int) -> np.ndarray:
-    """Return bool (D,) with exactly `num_kept` ones, a uniform subset, from the public stream of node `nodes[row]`.
+def random_mask(
+    random: PublicRandomness, step: int, row: int, dim: int, num_kept: int
+) -> np.ndarray:
+    """Return bool (D,) with exactly `num_kept` ones, a uniform subset, from the public stream of
+    node `nodes[row]`.
 
-    Sixteen random bits per coordinate decide independently; then random members of the larger side are moved over until
-    the count is right. Both steps treat all coordinates alike, so every subset of that size is equally likely.
-    """
+    Sixteen random bits per coordinate decide independently; then random members of the larger side
+    are moved over until the count is right. Both steps treat all coordinates alike, so every subset
+    of that size is equally likely."""
     threshold = min(num_kept * 65536 // dim, 65535)
     mask_D = random.row_bytes("compression/mask", step, row, 2 * dim).view("<u2") < threshold
     surplus = int(np.count_nonzero(mask_D)) - num_kept
@@ -191,16 +208,26 @@ def random_mask(random: PublicRandomness, step: int, row: int, dim: int, num_kep
 
 
 def _draw_members(
-    mask_D: np.ndarray, side: bool, count: int, random: PublicRandomness, step: int, row: int, attempt: int
+    mask_D: np.ndarray,
+    side: bool,
+    count: int,
+    random: PublicRandomness,
+    step: int,
+    row: int,
+    attempt: int,
 ) -> np.ndarray:
     """Draw up to `count` distinct positions uniformly among those where the mask equals `side`."""
     dim = mask_D.size
     num_members = int(np.count_nonzero(mask_D)) if side else dim - int(np.count_nonzero(mask_D))
-    if 8 * num_members < dim:  # rare members: list them, since drawing positions blindly would mostly miss
+    if (
+        8 * num_members < dim
+    ):  # rare members: list them, since drawing positions blindly would mostly miss
         members, num_draws = np.flatnonzero(mask_D == side), count + count // 8 + 16
     else:
         members, num_draws = None, count * dim // num_members + count // 8 + 64
-    words = random.row_bytes(f"compression/mask/repair/{attempt}", step, row, 8 * num_draws).view("<u8")
+    words = random.row_bytes(f"compression/mask/repair/{attempt}", step, row, 8 * num_draws).view(
+        "<u8"
+    )
     if members is None:
         drawn = (words % np.uint64(dim)).astype(np.int64)
         drawn = drawn[mask_D[drawn] == side]
@@ -211,7 +238,8 @@ def _draw_members(
 
 
 def _spread(values_K: np.ndarray, mask_D: np.ndarray, row_D: np.ndarray) -> None:
-    """Write the values where the mask is set, tile by tile (short lists of positions stay in the cache)."""
+    """Write the values where the mask is set, tile by tile (short lists of positions stay in the
+    cache)."""
     start = 0
     for first in range(0, mask_D.size, TILE):
         positions = np.flatnonzero(mask_D[first : first + TILE])
@@ -220,8 +248,10 @@ def _spread(values_K: np.ndarray, mask_D: np.ndarray, row_D: np.ndarray) -> None
 
 
 def _largest(row_D: np.ndarray, num_kept: int) -> np.ndarray:
-    """Return the sorted positions of the `num_kept` largest magnitudes; among equal ones the first."""
-    magnitude_D = row_D.view(np.int32) & np.int32(0x7FFFFFFF)  # float32 magnitudes sort like their bits
+    """Return the sorted positions of the `num_kept` largest magnitudes; among equal ones the
+    first."""
+    # float32 magnitudes sort like their bits
+    magnitude_D = row_D.view(np.int32) & np.int32(0x7FFFFFFF)
     rank = row_D.size - num_kept
     smallest_kept = np.partition(magnitude_D, rank)[rank]
     kept_D = magnitude_D > smallest_kept
@@ -231,7 +261,8 @@ def _largest(row_D: np.ndarray, num_kept: int) -> np.ndarray:
 
 
 def positions_bytes(dim: int, count: int) -> int:
-    """Return the size of `count` sorted positions below `dim`: bitmap or Elias-Fano, whichever is smaller.
+    """Return the size of `count` sorted positions below `dim`: bitmap or Elias-Fano, whichever is
+    smaller.
 
     >>> positions_bytes(1_000_000, 10_000)  # 8.6 bits each, where a plain index takes 20
     10704
@@ -246,12 +277,15 @@ def write_positions(positions_K: np.ndarray, dim: int) -> np.ndarray:
         return _bitmap(positions_K, dim)
     high_K = (positions_K >> low_bits) + np.arange(positions_K.size)
     high = _bitmap(high_K, _high_length(dim, positions_K.size, low_bits))
-    low = pack((positions_K & (2**low_bits - 1)).astype(np.uint16 if low_bits > 8 else np.uint8), low_bits)
+    low = pack(
+        (positions_K & (2**low_bits - 1)).astype(np.uint16 if low_bits > 8 else np.uint8), low_bits
+    )
     return np.concatenate([high, low])
 
 
 def read_positions(wire_B: np.ndarray, dim: int, count: int) -> np.ndarray | None:
-    """Decode what `write_positions` wrote; None if it is not a list of `count` rising positions below `dim`."""
+    """Decode what `write_positions` wrote; None if it is not a list of `count` rising positions
+    below `dim`."""
     low_bits = _low_bits(dim, count)
     if positions_bytes(dim, count) == packed_bytes(dim, 1):
         positions_K = np.flatnonzero(np.unpackbits(wire_B, count=dim, bitorder="little"))
@@ -274,7 +308,8 @@ def _bitmap(positions_K: np.ndarray, length: int) -> np.ndarray:
 
 @cache
 def _low_bits(dim: int, count: int) -> int:
-    """Return the split of a position into low and high bits that makes the Elias-Fano form smallest."""
+    """Return the split of a position into low and high bits that makes the Elias-Fano form
+    smallest."""
     return min(range(1, 17), key=lambda low_bits: _elias_fano_bytes(dim, count, low_bits))
 
 
@@ -293,6 +328,7 @@ def _floor_of(fraction: float, dim: int) -> int:
 def _check_fraction(name: str, fraction: float) -> None:
     if not 0.0 < fraction <= 1.0:
         raise ConfigError(
-            f"compression.spec = '{name}:{fraction!r}': the kept fraction must be above 0 and at most 1; "
+            f"compression.spec = '{name}:{fraction!r}': the kept fraction must be above 0 and at "
+            "most 1; "
             f"try '{name}:{'0.5' if name == 'rand' else '0.01'}'"
         )

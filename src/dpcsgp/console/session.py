@@ -1,4 +1,5 @@
-"""One training session at the terminal: prepare, watch, stop cleanly, write the results folder, show the outcome."""
+"""One training session at the terminal: prepare, watch, stop cleanly, write the results folder,
+show the outcome."""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ from dpcsgp.console.tables import outcome_table, plan_table
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.records.tensorboard import tensorboard_log
-from dpcsgp.runs.build import load_data
-from dpcsgp.runs.design import build_topology, design
+from dpcsgp.runs.build import load_builtin_data
+from dpcsgp.runs.design import build_topology, design_run
 from dpcsgp.runs.folder import ResultsFolder
-from dpcsgp.runtime.session import simulate
+from dpcsgp.runtime.session import run_simulated
 from dpcsgp.runtime.signals import StopSignal
 
 
@@ -44,14 +45,18 @@ def run_session(
     config = open_config(config_file, settings, out, resume)
     check_quickly(config, out, resume)
     with downloads(console) as progress:
-        data = load_data(config, progress)
-    blueprint = design(config, data.facts, allow_divergence or resume)
-    console.print(plan_table(blueprint))
-    folder = ResultsFolder.reopen(out)[0] if out and resume else ResultsFolder.create(out or new_folder(config), config)
+        data = load_builtin_data(config, progress)
+    design = design_run(config, data.facts, allow_divergence or resume)
+    console.print(plan_table(design))
+    folder = (
+        ResultsFolder.reopen(out)[0]
+        if out and resume
+        else ResultsFolder.create(out or new_folder(config), config)
+    )
     on_row = tensorboard_log(folder.path) if tensorboard else lambda row: None
     with StopSignal(console.print) as stop:
-        outcome = simulate(
-            blueprint, data, folder,
+        outcome = run_simulated(
+            design, data, folder,
             resume=resume, watching=partial(watching, console), should_stop=stop.is_set, on_row=on_row,
         )  # fmt: skip
     summary = outcome.summary
@@ -61,14 +66,19 @@ def run_session(
     return summary
 
 
-def open_config(config_file: Path | None, settings: Sequence[str], out: Path | None, resume: bool) -> Config:
+def open_config(
+    config_file: Path | None, settings: Sequence[str], out: Path | None, resume: bool
+) -> Config:
     """Return the settings: of the results folder when resuming, else of the file and --set."""
     if not resume:
         return load_config(config_file, settings)
     if out is None:
         raise ConfigError("--resume needs --out FOLDER: the results folder of the run to continue")
     if config_file is not None or settings:
-        raise ConfigError("--resume takes its settings from the results folder; leave out the config file and --set")
+        raise ConfigError(
+            "--resume takes its settings from the results folder; leave out the config file and "
+            "--set"
+        )
     config = ResultsFolder.reopen(out)[1]
     refuse_changed_settings(out, config)
     return config
@@ -77,10 +87,12 @@ def open_config(config_file: Path | None, settings: Sequence[str], out: Path | N
 def refuse_changed_settings(out: Path, config: Config) -> None:
     """Refuse to go on under other settings than those the ledgers were started with."""
     started = {read_ledger(file).header.config for file in (out / "ledger").glob("node-*.jsonl")}
-    # Machines of one run may differ in a few local settings, and the folder holds rank 0's: one match is enough.
+    # Machines of one run may differ in a few local settings, and the folder holds rank 0's: one
+    # match is enough.
     if started and config.fingerprint() not in started:
         raise ConfigError(
-            f"--resume: {out / 'config.toml'} is not what this run was started with; restore it, or start a new run in "
+            f"--resume: {out / 'config.toml'} is not what this run was started with; restore it, "
+            "or start a new run in "
             "another --out folder (both ledgers then count: `dpcsgp account FIRST SECOND`)"
         )
 
@@ -92,7 +104,9 @@ def check_quickly(config: Config, out: Path | None, resume: bool) -> None:
     if config.algorithm.polish_compression:
         parse_compressor(config.algorithm.polish_compression)
     if out is not None and not resume and (out / "config.toml").exists():
-        raise ConfigError(f"--out {out} already holds a run; continue it with --resume, or name another folder")
+        raise ConfigError(
+            f"--out {out} already holds a run; continue it with --resume, or name another folder"
+        )
 
 
 def new_folder(config: Config) -> Path:
@@ -107,7 +121,11 @@ def new_folder(config: Config) -> Path:
 def downloads(console: Console) -> Iterator[Any]:
     """Show a bar while data are fetched; yields a callback (text, done, total)."""
     bars = Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), console=console, transient=True
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        console=console,
+        transient=True,
     )
     tasks: dict[str, Any] = {}
 
@@ -122,12 +140,18 @@ def downloads(console: Console) -> Iterator[Any]:
 
 @contextmanager
 def watching(console: Console, run: training.Run) -> Iterator[training.Watcher]:
-    """Show one live line (step, accuracy, eps spent, MB per edge, time left); plain lines where there is no terminal."""
+    """Show one live line (step, accuracy, eps spent, MB per edge, time left); plain lines where
+    there is no terminal."""
     total = run.schedule.steps + run.schedule.polish_rounds
     if not console.is_terminal:
         yield lambda progress: _plain_line(console, run, progress)
         return
-    columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn()]
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    ]
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("training", total=total)
 
@@ -140,17 +164,22 @@ def watching(console: Console, run: training.Run) -> Iterator[training.Watcher]:
 
 def _describe(run: training.Run, progress: training.Progress) -> str:
     row = run.recorder.rows[-1]
-    accuracy = next((f"{100 * row[key]:.1f} %" for key in ("accuracy_node_mean",) if key in row), "-")
+    accuracy = next(
+        (f"{100 * row[key]:.1f} %" for key in ("accuracy_node_mean",) if key in row), "-"
+    )
     polish = f" + polish {progress.rounds_polished}" if progress.rounds_polished else ""
     return (
         f"step {progress.state.step}/{run.schedule.steps}{polish}  accuracy {accuracy}  "
-        f"eps {max(run.epsilon_spent()):.3f}  {run.network.traffic.bytes_per_edge / 1e6:.3f} MB/edge"
+        f"eps {max(run.epsilon_spent()):.3f}  {run.network.traffic.bytes_per_edge / 1e6:.3f} "
+        "MB/edge"
     )
 
 
 def _plain_line(console: Console, run: training.Run, progress: training.Progress) -> None:
     every = max(run.schedule.steps // 10, 1)
     done, polished = progress.state.step + progress.rounds_polished, progress.rounds_polished
-    if done == run.schedule.steps + run.schedule.polish_rounds or (not polished and done % every == 0):
+    if done == run.schedule.steps + run.schedule.polish_rounds or (
+        not polished and done % every == 0
+    ):
         console.print(_describe(run, progress), highlight=False, soft_wrap=True)
         sys.stdout.flush()

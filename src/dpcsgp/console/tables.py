@@ -7,22 +7,26 @@ from typing import Any
 from rich.table import Table
 
 from dpcsgp.config import COMPRESSED, Config
-from dpcsgp.runs.design import Blueprint
+from dpcsgp.runs.design import RunDesign
 
 
-def plan_table(blueprint: Blueprint) -> Table:
+def plan_table(design: RunDesign) -> Table:
     """Say what is about to happen and what it will cost."""
-    config, mechanism = blueprint.config, blueprint.mechanism
+    config, mechanism = design.config, design.mechanism
     table = Table(title="about to train", show_header=False, title_justify="left")
     noise = sorted(set(mechanism.noise_multipliers))
     rows = {
-        "task": f"{config.task.name}, {config.task.model}, features {config.task.features} ({blueprint.dim:,} coordinates)",
-        "nodes": f"{blueprint.topology.num_nodes}, graph {config.graph.name}, partition {config.task.partition}",
+        "task": f"{config.task.name}, {config.task.model}, features {config.task.features} "
+        f"({design.dim:,} coordinates)",
+        "nodes": f"{design.topology.num_nodes}, graph {config.graph.name}, partition "
+        f"{config.task.partition}",
         "method": _method(config),
-        "mixing rate": _mixing(blueprint),
-        "noise": f"{config.privacy.noise}, multiplier {_range(noise)}, clip norm {config.privacy.clip_norm:g}",
-        "batch": f"{config.privacy.sampling}, expected size {_range(sorted(set(mechanism.expected_batch_sizes)))}",
-        "traffic": f"{blueprint.bytes_per_edge() / 1e6:.3f} MB per edge",
+        "mixing rate": _mixing(design),
+        "noise": f"{config.privacy.noise}, multiplier {_range(noise)}, clip norm "
+        f"{config.privacy.clip_norm:g}",
+        "batch": f"{config.privacy.sampling}, expected size "
+        f"{_range(sorted(set(mechanism.expected_batch_sizes)))}",
+        "traffic": f"{design.bytes_per_edge() / 1e6:.3f} MB per edge",
     }
     for name, value in rows.items():
         if value:
@@ -45,7 +49,9 @@ def comparison_table(summaries: list[dict[str, Any]]) -> Table:
         "accuracy, mean over nodes": lambda s: _percent(s.get("accuracy_node_mean")),
         "accuracy, worst node": lambda s: _percent(s.get("accuracy_node_min")),
         "accuracy, average model": lambda s: _percent(s.get("accuracy_average_model")),
-        "verified eps": lambda s: f"{float(s['epsilon']):.4f} (claimed {float(s['epsilon_claimed']):g})",
+        "verified eps": lambda s: (
+            f"{float(s['epsilon']):.4f} (claimed {float(s['epsilon_claimed']):g})"
+        ),
         "delta": lambda s: f"{s['delta']:g}",
         "neighbouring data sets": lambda s: s["neighbouring_relation"],
         "private": lambda s: _private(s),
@@ -61,17 +67,19 @@ def comparison_table(summaries: list[dict[str, Any]]) -> Table:
 
 def _method(config: Config) -> str:
     compression = (
-        f", compression {config.compression.spec}" if config.algorithm.name in (*COMPRESSED, "dp-block") else ""
+        f", compression {config.compression.spec}"
+        if config.algorithm.name in (*COMPRESSED, "dp-block")
+        else ""
     )
     return f"{config.algorithm.name}, {config.algorithm.steps} steps{compression}"
 
 
-def _mixing(blueprint: Blueprint) -> str:
-    if blueprint.mixing_rate is None or blueprint.mixing_radius is None:
+def _mixing(design: RunDesign) -> str:
+    if design.mixing_rate is None or design.mixing_radius is None:
         return ""
-    radius = blueprint.mixing_radius
+    radius = design.mixing_radius
     known = f"radius {radius:.3f}" if radius == radius else "no radius exists for this compressor"
-    return f"{blueprint.mixing_rate:.3g} ({known})"
+    return f"{design.mixing_rate:.3g} ({known})"
 
 
 def _range(values: list[Any]) -> str:

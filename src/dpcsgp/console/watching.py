@@ -1,4 +1,5 @@
-"""One progress line for a run of many processes: each tells the store where it stands, one of them shows the slowest."""
+"""One progress line for a run of many processes: each tells the store where it stands, one of them
+shows the slowest."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ class Publisher:
     def __call__(self, progress: training.Progress) -> bool:
         """Publish after a step, unless it is too soon; say whether it was done."""
         schedule = self._run.schedule
-        last = progress.state.step == schedule.steps and progress.rounds_polished == schedule.polish_rounds
+        last = (
+            progress.state.step == schedule.steps
+            and progress.rounds_polished == schedule.polish_rounds
+        )
         if time.monotonic() < self._next and not last:
             return False
         self._next = time.monotonic() + PAUSE_SECONDS
@@ -45,10 +49,18 @@ class Publisher:
 
 
 @contextmanager
-def progress_line(console: Console, config: Config, board: Board, world_size: int) -> Iterator[Callable[[], None]]:
-    """Yield a function that brings the line up to date; without a terminal it prints about ten lines in all."""
+def progress_line(
+    console: Console, config: Config, board: Board, world_size: int
+) -> Iterator[Callable[[], None]]:
+    """Yield a function that brings the line up to date; without a terminal it prints about ten
+    lines in all."""
     total = config.algorithm.steps + config.algorithm.polish_rounds
-    columns = [TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn()]
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    ]
     printed = -1
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting processes", total=total)
@@ -70,7 +82,8 @@ def progress_line(console: Console, config: Config, board: Board, world_size: in
 
 
 def _everybody(board: Board, world_size: int) -> list[dict[str, Any]] | None:
-    """Return where every process stands; None before all have made a step (or if somebody else wrote in its place)."""
+    """Return where every process stands; None before all have made a step (or if somebody else
+    wrote in its place)."""
     notes = [board.peek(f"progress/{rank}", rank, _fault) for rank in range(world_size)]
     facts = [note.value for note in notes if note]
     return facts if len(facts) == world_size else None
@@ -97,6 +110,7 @@ def _describe(facts: list[dict[str, Any]], config: Config) -> tuple[int, str]:
     polish = f" + polish {slowest['polished']}" if slowest["polished"] else ""
     text = (
         f"step {slowest['step']}/{config.algorithm.steps}{polish}  accuracy {accuracy}  "
-        f"eps {max(fact['epsilon'] for fact in facts):.3f}  {slowest['bytes_per_edge'] / 1e6:.3f} MB/edge"
+        f"eps {max(fact['epsilon'] for fact in facts):.3f}  "
+        f"{slowest['bytes_per_edge'] / 1e6:.3f} MB/edge"
     )
     return slowest["step"] + slowest["polished"], text

@@ -1,6 +1,13 @@
-"""Directed communication graphs: building them, and knowing before a run whether compressed gossip is healthy on them."""
+"""Directed communication graphs: building them, and knowing before a run whether compressed gossip
+is healthy on them."""
 
-from dpcsgp.graphs.analysis import Condition, GraphConstants, TheoremReport, graph_constants, theorem_report
+from dpcsgp.graphs.analysis import (
+    Condition,
+    GraphConstants,
+    TheoremReport,
+    graph_constants,
+    theorem_report,
+)
 from dpcsgp.graphs.builders import (
     complete,
     directed_exponential,

@@ -1,4 +1,5 @@
-"""The constants of the convergence theory of DP-CSGP, computed for a given graph, and what the theory then asks for.
+"""The constants of the convergence theory of DP-CSGP, computed for a given graph, and what the
+theory then asks for.
 
 | symbol | here | meaning |
 |---|---|---|
@@ -10,12 +11,13 @@
 | omega | `largest_omega_*` | compression error: E\\|Q(v) - v\\|^2 <= omega^2 \\|v\\|^2 |
 | T, eta, J | `steps`, `learning_rate`, `required_examples` | steps, step size, examples per node |
 
-Theorem 1 asks for omega <= [10 (1 + gamma^2) (1 + 4 C^2 / (1 - lambda)^2)]^(-1/2), J >= c2 sqrt(d log(1/delta)) n^(5/2) / eps,
-T = J^2 eps^2 / (c2^2 d log(1/delta)) and eta = 1 / (J eps / (c2 sqrt(n d log(1/delta))) + L); Proposition 1, which is to
-make that private, for eps < c1 T / J^2. The constants c1 and c2 exist but are not given. Reference: arXiv 2512.13583.
+Theorem 1 asks for omega <= [10 (1 + gamma^2) (1 + 4 C^2 / (1 - lambda)^2)]^(-1/2), J >= c2 sqrt(d
+log(1/delta)) n^(5/2) / eps, T = J^2 eps^2 / (c2^2 d log(1/delta)) and eta = 1 / (J eps / (c2 sqrt(n
+d log(1/delta))) + L); Proposition 1, which is to make that private, for eps < c1 T / J^2. The
+constants c1 and c2 exist but are not given. Reference: arXiv 2512.13583.
 
-lambda and C are not unique. For either norm (the text leaves open which is meant) the pair is chosen that permits the
-largest omega; where A is normal that is lambda = |lambda_2(A)|.
+lambda and C are not unique. For either norm (the text leaves open which is meant) the pair is
+chosen that permits the largest omega; where A is normal that is lambda = |lambda_2(A)|.
 
 Legend: N nodes.
 """
@@ -60,12 +62,16 @@ class GraphConstants:
     @property
     def largest_omega_spectral(self) -> float:
         """Return the largest omega that Theorem 1 permits with C in the spectral norm."""
-        return _largest_omega(self.distance_to_identity, self.constant_spectral, self.decay_spectral)
+        return _largest_omega(
+            self.distance_to_identity, self.constant_spectral, self.decay_spectral
+        )
 
     @property
     def largest_omega_frobenius(self) -> float:
         """Return the largest omega that Theorem 1 permits with C in the Frobenius norm."""
-        return _largest_omega(self.distance_to_identity, self.constant_frobenius, self.decay_frobenius)
+        return _largest_omega(
+            self.distance_to_identity, self.constant_frobenius, self.decay_frobenius
+        )
 
 
 @final
@@ -108,7 +114,9 @@ def graph_constants(topology: Topology, mixing_rate: float = 1.0) -> GraphConsta
     (0.04, 0.0136)
     """
     if not 0.0 < mixing_rate <= 1.0:
-        raise ConfigError(f"algorithm.mixing_rate = {mixing_rate}: expected a number above 0, at most 1")
+        raise ConfigError(
+            f"algorithm.mixing_rate = {mixing_rate}: expected a number above 0, at most 1"
+        )
     identity_NN = np.eye(topology.num_nodes)
     weights_NN = identity_NN + mixing_rate * (topology.weights - identity_NN)
     phi_N = stationary(topology)
@@ -145,19 +153,27 @@ def theorem_report(
     smoothness: float = 1.0,
     mixing_rate: float = 1.0,
 ) -> TheoremReport:
-    """Compare a setting with the conditions of Theorem 1 and Proposition 1, for given c1, c2 and smoothness L."""
-    for name, value in (("epsilon", epsilon), ("c1", c1), ("c2", c2), ("examples_per_node", examples_per_node)):
+    """Compare a setting with the conditions of Theorem 1 and Proposition 1, for given c1, c2 and
+    smoothness L."""
+    for name, value in (
+        ("epsilon", epsilon),
+        ("c1", c1),
+        ("c2", c2),
+        ("examples_per_node", examples_per_node),
+    ):
         if not value > 0:
             raise ConfigError(f"privacy.{name} = {value}: expected a number above 0")
     if not 0.0 < delta < 1.0:
         raise ConfigError(f"privacy.delta = {delta}: expected a number between 0 and 1")
     constants = graph_constants(topology, mixing_rate)
-    floor = c2**2 * dim * math.log(1.0 / delta)  # T = J^2 eps^2 / floor turns eps < c1 T / J^2 into eps > floor / c1
+    # T = J^2 eps^2 / floor turns eps < c1 T / J^2 into eps > floor / c1
+    floor = c2**2 * dim * math.log(1.0 / delta)
     report = TheoremReport(
         constants=constants,
         omega=math.sqrt(compressor.omega_squared(dim)),
         steps=(examples_per_node * epsilon) ** 2 / floor,
-        learning_rate=1.0 / (examples_per_node * epsilon / math.sqrt(topology.num_nodes * floor) + smoothness),
+        learning_rate=1.0
+        / (examples_per_node * epsilon / math.sqrt(topology.num_nodes * floor) + smoothness),
         required_examples=math.sqrt(floor) * topology.num_nodes**2.5 / epsilon,
         epsilon_floor=floor / c1,
         conditions=(),
@@ -175,28 +191,35 @@ def _conditions(report: TheoremReport, epsilon: float, examples: int) -> tuple[C
         Condition(
             f"compression error, {norm} norm",
             report.omega <= limit,
-            f"Theorem 1 permits omega up to {limit:.4g} on this graph with C in the {norm} norm; the compressor has"
+            f"Theorem 1 permits omega up to {limit:.4g} on this graph with C in the {norm} norm; "
+            "the compressor has"
             f" {report.omega:.4g}: {'satisfied' if report.omega <= limit else 'not satisfied'}.",
         )
-        for norm, limit in (("spectral", limits.largest_omega_spectral), ("Frobenius", limits.largest_omega_frobenius))
+        for norm, limit in (
+            ("spectral", limits.largest_omega_spectral),
+            ("Frobenius", limits.largest_omega_frobenius),
+        )
     ]
     verdicts += [
         Condition(
             "examples per node",
             enough,
-            f"Theorem 1 needs at least {report.required_examples:,.0f} examples per node; there are {examples:,}:"
+            f"Theorem 1 needs at least {report.required_examples:,.0f} examples per node; there "
+            f"are {examples:,}:"
             f" {'satisfied' if enough else 'not satisfied'}.",
         ),
         Condition(
             "number of steps",
             long_enough,
-            f"Theorem 1 prescribes {report.steps:.3g} steps with learning rate {report.learning_rate:.3g}"
+            f"Theorem 1 prescribes {report.steps:.3g} steps with learning rate "
+            f"{report.learning_rate:.3g}"
             f"{'.' if long_enough else ': less than one step, so it says nothing here.'}",
         ),
         Condition(
             "privacy",
             private,
-            f"With that number of steps Proposition 1 needs eps above {report.epsilon_floor:.3g} (c1 and c2 as given);"
+            f"With that number of steps Proposition 1 needs eps above {report.epsilon_floor:.3g} "
+            "(c1 and c2 as given);"
             f" eps is {epsilon:g}: {'satisfied' if private else 'it does not apply'}.",
         ),
     ]
@@ -209,11 +232,14 @@ def _largest_omega(gamma: float, constant: float, decay: float) -> float:
     return (10.0 * (1.0 + gamma**2) * (1.0 + 4.0 * constant**2 / (1.0 - decay) ** 2)) ** -0.5
 
 
-def _power_norms(weights_NN: np.ndarray, phi_N: np.ndarray, second: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the spectral and Frobenius norms of A^k - phi 1^T for k = 0, 1, ... until nothing new can come.
+def _power_norms(
+    weights_NN: np.ndarray, phi_N: np.ndarray, second: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the spectral and Frobenius norms of A^k - phi 1^T for k = 0, 1, ... until nothing new
+    can come.
 
-    If |A^m - phi 1^T| <= lambda^m in the spectral norm, later powers cannot raise C beyond the first m of them.
-    """
+    If |A^m - phi 1^T| <= lambda^m in the spectral norm, later powers cannot raise C beyond the
+    first m of them."""
     num_nodes = len(phi_N)
     step_NN = weights_NN - phi_N[:, None]
     power_NN = np.eye(num_nodes) - phi_N[:, None]
@@ -229,7 +255,8 @@ def _power_norms(weights_NN: np.ndarray, phi_N: np.ndarray, second: float) -> tu
 
 
 def _best_pair(norm_K: np.ndarray, spectral_K: np.ndarray, second: float) -> tuple[float, float]:
-    """Return (lambda, C) with the smallest C / (1 - lambda) among pairs that the computed powers prove."""
+    """Return (lambda, C) with the smallest C / (1 - lambda) among pairs that the computed powers
+    prove."""
     best = (1.0, math.inf)
     powers_K = np.arange(len(norm_K))
     for decay in second + (1.0 - second) * np.concatenate([[0.0], np.geomspace(1e-6, 0.999, 400)]):
@@ -247,7 +274,9 @@ def _spectral_norm(matrix_NN: np.ndarray) -> float:
     if len(matrix_NN) <= _DENSE_NORM_NODES:
         return float(np.linalg.norm(matrix_NN, 2))
     start_N = np.random.default_rng(0).standard_normal(len(matrix_NN))
-    return float(np.max(np.asarray(svds(matrix_NN, k=1, return_singular_vectors=False, v0=start_N))))
+    return float(
+        np.max(np.asarray(svds(matrix_NN, k=1, return_singular_vectors=False, v0=start_N)))
+    )
 
 
 def _smallest_mass(topology: Topology, weights_NN: np.ndarray, phi_N: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """Build topologies by name, from edge lists, files and networkx graphs.
 
-Unless stated otherwise a node splits its mass evenly: column j is 1 / (out-degree of j, itself included).
+Unless stated otherwise a node splits its mass evenly: column j is 1 / (out-degree of j, itself
+included).
 
 Legend: N nodes. An edge is (sender, receiver).
 """
@@ -48,7 +49,8 @@ def complete(num_nodes: int) -> Topology:
 
 
 def torus(num_nodes: int) -> Topology:
-    """Lay the nodes on the rectangle of `num_nodes` cells nearest to a square, wrapped; j sends to its four sides.
+    """Lay the nodes on the rectangle of `num_nodes` cells nearest to a square, wrapped; j sends to
+    its four sides.
 
     A prime number of nodes only fits a 1 x n rectangle: an undirected ring.
 
@@ -82,7 +84,9 @@ def random_digraph(num_nodes: int, edge_probability: float, seed: int) -> Topolo
     """
     num_nodes = _count(num_nodes)
     if not 0.0 <= edge_probability <= 1.0:
-        raise TopologyError(f"graph.edge_probability = {edge_probability}: expected a number from 0 to 1")
+        raise TopologyError(
+            f"graph.edge_probability = {edge_probability}: expected a number from 0 to 1"
+        )
     generator = numpy_generator(seed, "random_digraph")
     cycle = generator.permutation(num_nodes)
     linked_NN = generator.random((num_nodes, num_nodes)) < edge_probability
@@ -106,9 +110,8 @@ def from_edges(num_nodes: int, edges: Iterable[tuple[int, int]], name: str = "ed
 def from_edges_file(path: str | Path, num_nodes: int | None = None) -> Topology:
     """Read one "sender receiver" pair per line, split by spaces, tabs, commas or semicolons.
 
-    Empty lines and text after # are skipped, and so is a heading such as "sender,receiver" in the first line of data.
-    Without `num_nodes` the largest number in the file decides.
-    """
+    Empty lines and text after # are skipped, and so is a heading such as "sender,receiver" in the
+    first line of data. Without `num_nodes` the largest number in the file decides."""
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -120,20 +123,29 @@ def from_edges_file(path: str | Path, num_nodes: int | None = None) -> Topology:
     heading_allowed = True
     for number, line in enumerate(lines, start=1):
         fields = [field for field in re.split(r"[\s,;]+", line.split("#", 1)[0]) if field]
-        if fields and not (heading_allowed and not any(re.search(r"\d", field) for field in fields)):
-            edges.append(_edge(tuple(fields), num_nodes, f"{path}, line {number}: {line.strip()!r}"))
+        if fields and not (
+            heading_allowed and not any(re.search(r"\d", field) for field in fields)
+        ):
+            edges.append(
+                _edge(tuple(fields), num_nodes, f"{path}, line {number}: {line.strip()!r}")
+            )
         heading_allowed = heading_allowed and not fields
     if num_nodes is None:
         if not edges:
-            raise TopologyError(f"graph.edges_file = {str(path)!r}: no edges in it; expected lines 'sender receiver'")
+            raise TopologyError(
+                f"graph.edges_file = {str(path)!r}: no edges in it; expected lines 'sender "
+                "receiver'"
+            )
         num_nodes = 1 + max(max(edge) for edge in edges)
     return from_edges(num_nodes, edges, name=f"edges:{path.name}")
 
 
 def from_networkx(graph: Any) -> Topology:
-    """Take the links of a networkx graph; an undirected edge links both ways, edge weights are ignored.
+    """Take the links of a networkx graph; an undirected edge links both ways, edge weights are
+    ignored.
 
-    Nodes labelled 0 to n - 1 keep their numbers; any other labels are numbered in the graph's own order.
+    Nodes labelled 0 to n - 1 keep their numbers; any other labels are numbered in the graph's own
+    order.
 
     >>> from_networkx(nx.cycle_graph(4)) == undirected_ring(4)
     True
@@ -142,16 +154,21 @@ def from_networkx(graph: Any) -> Topology:
         raise TopologyError(f"graph: expected a networkx graph, got {type(graph).__name__}")
     labels = list(graph.nodes)
     numbers = set(range(len(labels)))
-    index = {label: label if set(labels) == numbers else position for position, label in enumerate(labels)}
+    index = {
+        label: label if set(labels) == numbers else position
+        for position, label in enumerate(labels)
+    }
     directed = graph.to_directed()
-    return from_edges(len(labels), [(index[s], index[r]) for s, r in directed.edges()], name="networkx")
+    return from_edges(
+        len(labels), [(index[s], index[r]) for s, r in directed.edges()], name="networkx"
+    )
 
 
 def metropolis_weights(topology: Topology) -> Topology:
     """Return the undirected version with symmetric, doubly stochastic Metropolis weights.
 
-    A pair is linked when either sends to the other; its weight is 1 / (1 + max(degree_i, degree_j)) without
-    self-loops in the degrees, and a node keeps the rest.
+    A pair is linked when either sends to the other; its weight is 1 / (1 + max(degree_i, degree_j))
+    without self-loops in the degrees, and a node keeps the rest.
 
     >>> metropolis_weights(directed_ring(4)).weights[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
@@ -184,17 +201,23 @@ def _count(num_nodes: int) -> int:
     except TypeError:
         count = 0
     if count < 1:
-        raise TopologyError(f"graph.num_nodes = {num_nodes!r}: expected a whole number of at least 1")
+        raise TopologyError(
+            f"graph.num_nodes = {num_nodes!r}: expected a whole number of at least 1"
+        )
     return count
 
 
 def _edge(edge: tuple[Any, ...], num_nodes: int | None, where: str) -> tuple[int, int]:
     """Return (sender, receiver) as integers in range, or refuse and say `where` it stands."""
     try:
-        sender, receiver = (int(end) if isinstance(end, str) else operator.index(end) for end in edge)
+        sender, receiver = (
+            int(end) if isinstance(end, str) else operator.index(end) for end in edge
+        )
     except (TypeError, ValueError) as error:
         raise TopologyError(f"{where}: expected two whole numbers, sender and receiver") from error
     if min(sender, receiver) < 0 or (num_nodes is not None and max(sender, receiver) >= num_nodes):
         limit = "0 or more" if num_nodes is None else f"0 to {num_nodes - 1}"
-        raise TopologyError(f"{where}: nodes are numbered {limit}; correct the edge or graph.num_nodes")
+        raise TopologyError(
+            f"{where}: nodes are numbered {limit}; correct the edge or graph.num_nodes"
+        )
     return sender, receiver

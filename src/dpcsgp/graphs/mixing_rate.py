@@ -1,13 +1,15 @@
 """Choose the mixing rate, and say in plain words whether a setting is healthy.
 
-The rate trades two evils: a high one feeds what the compressor left out back into the network, a low one mixes slowly.
-`best_mixing_rate` takes the rate that keeps the nodes closest together when every round adds noise, which is what private
-training does. A rule of thumb starts the search and replaces it on large graphs:
+The rate trades two evils: a high one feeds what the compressor left out back into the network, a
+low one mixes slowly. `best_mixing_rate` takes the rate that keeps the nodes closest together when
+every round adds noise, which is what private training does. A rule of thumb starts the search and
+replaces it on large graphs:
 
     rate = min(c / (2 - c), gain / (2 - gain)),   c = 1 - (1 - gain)^2 - noise
 
-where c is the share of a squared error that one message removes. For random masks of a share a both are a / (2 - a).
-The second bound is exact for the mean: up to it the averaged recursion is stable on every strongly connected graph.
+where c is the share of a squared error that one message removes. For random masks of a share a both
+are a / (2 - a). The second bound is exact for the mean: up to it the averaged recursion is stable
+on every strongly connected graph.
 
 Legend: N nodes.
 """
@@ -37,40 +39,49 @@ SIGN_RATE_UNDER_NOISE: Final = 0.15
 _MAX_HALVINGS: Final = 40
 
 
-def best_mixing_rate(topology: Topology, compressor: Compressor, dim: int, *, isotropic_noise: bool = False) -> float:
-    """Return the rate in (0, 1] with the smallest steady-state disagreement under unit noise per round.
+def best_mixing_rate(
+    topology: Topology, compressor: Compressor, dim: int, *, isotropic_noise: bool = False
+) -> float:
+    """Return the rate in (0, 1] with the smallest steady-state disagreement under unit noise per
+    round.
 
-    Up to 64 nodes by search; beyond, the rule of thumb after checking that it is stable. Where no second-moment law
-    exists the answer is a cautious rate: see `cautious_mixing_rate`. Raises UnstableError when no rate is stable.
-    """
+    Up to 64 nodes by search; beyond, the rule of thumb after checking that it is stable. Where no
+    second-moment law exists the answer is a cautious rate: see `cautious_mixing_rate`. Raises
+    UnstableError when no rate is stable."""
     moments = compressor.moments(dim)
     if moments is None:
         return cautious_mixing_rate(compressor, dim, isotropic_noise=isotropic_noise)
     residue = (1.0 - moments.gain) ** 2 + moments.noise
     if residue >= 1.0:  # what multiplies the squared error in every round, however small the rate
         raise UnstableError(
-            f"compression.spec = {compressor.spec!r}: no mixing rate is stable for {dim} coordinates, because each"
-            f" message adds as much error as it removes, or more (it leaves {residue:.3g} of 1); use more bits or one"
+            f"compression.spec = {compressor.spec!r}: no mixing rate is stable for {dim} "
+            "coordinates, because each"
+            f" message adds as much error as it removes, or more (it leaves {residue:.3g} of 1); "
+            "use more bits or one"
             " scale per bucket, for example 'gsgd:8/512'"
         )
     rate = _stable_start(topology, moments)
     return rate if topology.num_nodes > EXPLICIT_NODES else _search(topology, moments, rate)
 
 
-def cautious_mixing_rate(compressor: Compressor, dim: int, *, isotropic_noise: bool = False) -> float:
-    """Return c / (2 - c) for compressors without a second-moment law, c = 1 - omega^2 being what they surely remove.
+def cautious_mixing_rate(
+    compressor: Compressor, dim: int, *, isotropic_noise: bool = False
+) -> float:
+    """Return c / (2 - c) for compressors without a second-moment law, c = 1 - omega^2 being what
+    they surely remove.
 
-    Tested, not proven: top:0.1, top:0.02, sign:64 and sign:512 stayed bounded in 64 of 64 simulations of 5,000 rounds (1,024
-    coordinates; a ring, an exponential graph, an irregular digraph and a star of 10 to 12 nodes; no noise, equal noise,
-    noise of very unequal size, a heavy-tailed pull on every node). For sign the rate is so low that nodes hardly mix:
-    buckets of 512 give 0.001.
+    Tested, not proven: top:0.1, top:0.02, sign:64 and sign:512 stayed bounded in 64 of 64
+    simulations of 5,000 rounds (1,024 coordinates; a ring, an exponential graph, an irregular
+    digraph and a star of 10 to 12 nodes; no noise, equal noise, noise of very unequal size, a
+    heavy-tailed pull on every node). For sign the rate is so low that nodes hardly mix: buckets of
+    512 give 0.001.
 
-    `isotropic_noise` says that every round adds equal Gaussian noise to all coordinates and that this noise outweighs
-    everything else. Then sign gets 0.15: with sign:512, 0.2 and 0.25 stayed bounded over 5,000 rounds on 15 graphs, and
-    0.15 over 20,000 rounds on rings of 30 and 64 nodes (0.3 failed on 30). It is not safe otherwise: a heavy-tailed pull of a tenth
-    of the noise made it blow up on a ring of 10 nodes within 3,000 rounds. A rotated quantiser such as rot:1 sends as
-    few bits and has an exact law.
-    """
+    `isotropic_noise` says that every round adds equal Gaussian noise to all coordinates and that
+    this noise outweighs everything else. Then sign gets 0.15: with sign:512, 0.2 and 0.25 stayed
+    bounded over 5,000 rounds on 15 graphs, and 0.15 over 20,000 rounds on rings of 30 and 64 nodes
+    (0.3 failed on 30). It is not safe otherwise: a heavy-tailed pull of a tenth of the noise made
+    it blow up on a ring of 10 nodes within 3,000 rounds. A rotated quantiser such as rot:1 sends as
+    few bits and has an exact law."""
     if isotropic_noise and compressor.spec.startswith("sign"):
         return SIGN_RATE_UNDER_NOISE
     removed = max(1.0 - compressor.omega_squared(dim), 1.0 / dim)
@@ -89,19 +100,26 @@ def _stable_start(topology: Topology, moments: Moments) -> float:
         if GossipMoments(topology, moments.gain, moments.noise, rate).is_stable:
             return rate
         rate /= 2.0
-    raise UnstableError(f"no stable mixing rate above {rate:.1e} on graph {topology.name!r}: use a finer compressor")
+    raise UnstableError(
+        f"no stable mixing rate above {rate:.1e} on graph {topology.name!r}: use a finer compressor"
+    )
 
 
 def _search(topology: Topology, moments: Moments, start: float) -> float:
     """Minimise the disagreement over log(rate) between a quarter of `start` and 1."""
 
     def cost(log_rate: float) -> float:
-        value = GossipMoments(topology, moments.gain, moments.noise, math.exp(log_rate)).disagreement
+        value = GossipMoments(
+            topology, moments.gain, moments.noise, math.exp(log_rate)
+        ).disagreement
         return math.log(value) if 0.0 < value < math.inf else (700.0 if value > 0.0 else -700.0)
 
-    # Around the start the cost is finite, so a bracket in which everything else is infinite still closes on it.
+    # Around the start the cost is finite, so a bracket in which everything else is infinite still
+    # closes on it.
     upper = min(0.0, math.log(start) + math.log(4.0))
-    found = minimize_scalar(cost, bounds=(math.log(start / 4.0), upper), method="bounded", options={"xatol": 0.01})
+    found = minimize_scalar(
+        cost, bounds=(math.log(start / 4.0), upper), method="bounded", options={"xatol": 0.01}
+    )
     best = min((found.x, math.log(start), upper), key=cost)
     return 1.0 if cost(0.0) <= cost(best) + 1e-3 else math.exp(best)
 
@@ -127,8 +145,11 @@ class StabilityReport:
 
     @property
     def healthy(self) -> bool:
-        """Tell whether a run may start: the mean square decays, or a cautious rate is kept where no law exists."""
-        return self.verdict == "stable" or (self.verdict == "no law" and self.mixing_rate <= self.advised_rate)
+        """Tell whether a run may start: the mean square decays, or a cautious rate is kept where no
+        law exists."""
+        return self.verdict == "stable" or (
+            self.verdict == "no law" and self.mixing_rate <= self.advised_rate
+        )
 
 
 def stability_report(
@@ -141,7 +162,8 @@ def stability_report(
         advised = math.nan
     rate = mixing_rate if mixing_rate is not None else (1.0 if math.isnan(advised) else advised)
     radii = {
-        r: math.nan if math.isnan(r) else mixing_radius(topology, compressor, r, dim) for r in {rate, 1.0, advised}
+        r: math.nan if math.isnan(r) else mixing_radius(topology, compressor, r, dim)
+        for r in {rate, 1.0, advised}
     }
     verdict = classify(topology, compressor, rate, dim)
     return StabilityReport(
@@ -161,20 +183,29 @@ def stability_report(
     )
 
 
-def require_stable(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> None:
-    """Raise UnstableError with the radius, the reason and the rate that would work, unless the mean square decays.
+def require_stable(
+    topology: Topology, compressor: Compressor, mixing_rate: float, dim: int
+) -> None:
+    """Raise UnstableError with the radius, the reason and the rate that would work, unless the mean
+    square decays.
 
-    Compressors without a second-moment law pass: nothing can be said beforehand, watch the residual during the run.
-    """
+    Compressors without a second-moment law pass: nothing can be said beforehand, watch the residual
+    during the run."""
     moments = compressor.moments(dim)
-    if moments is None or GossipMoments(topology, moments.gain, moments.noise, mixing_rate).is_stable:
+    if (
+        moments is None
+        or GossipMoments(topology, moments.gain, moments.noise, mixing_rate).is_stable
+    ):
         return
     report = stability_report(topology, compressor, dim, mixing_rate)
-    raise UnstableError(f"algorithm.mixing_rate = {mixing_rate:g} on graph {topology.name!r}: {report.explanation}")
+    raise UnstableError(
+        f"algorithm.mixing_rate = {mixing_rate:g} on graph {topology.name!r}: {report.explanation}"
+    )
 
 
 def rounds_to_halve(radius: float) -> float:
-    """Return after how many rounds the root mean square disagreement is half: log 2 / -log radius, at least 1."""
+    """Return after how many rounds the root mean square disagreement is half: log 2 / -log radius,
+    at least 1."""
     if math.isnan(radius):
         return math.nan
     if radius >= 1.0:
@@ -183,11 +214,12 @@ def rounds_to_halve(radius: float) -> float:
 
 
 def classify(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> Verdict:
-    """Name the behaviour: stable, heavy-tailed (mean square grows, single paths decay), divergent, or no law.
+    """Name the behaviour: stable, heavy-tailed (mean square grows, single paths decay), divergent,
+    or no law.
 
-    Only random masks can be heavy-tailed: their noise multiplies each coordinate by itself. The noise of quantisers
-    follows the norm of many coordinates, so that the mean square is what every path does.
-    """
+    Only random masks can be heavy-tailed: their noise multiplies each coordinate by itself. The
+    noise of quantisers follows the norm of many coordinates, so that the mean square is what every
+    path does."""
     moments = compressor.moments(dim)
     if moments is None:
         return "no law"
@@ -204,14 +236,17 @@ def classify(topology: Topology, compressor: Compressor, mixing_rate: float, dim
 def typical_growth(
     topology: Topology, share: float, mixing_rate: float, rounds: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the mean log growth per round along single paths under random masks, and its standard error.
+    """Return the mean log growth per round along single paths under random masks, and its standard
+    error.
 
-    Simulates up to 256 coordinates, each scaled back to norm one as it goes; the first fifth of the rounds is left out.
-    """
+    Simulates up to 256 coordinates, each scaled back to norm one as it goes; the first fifth of the
+    rounds is left out."""
     num_nodes = topology.num_nodes
     coordinates = int(np.clip(40_000 // num_nodes, 16, 256))
     generator = numpy_generator(seed, "typical_growth")
-    weights = sparse.csr_matrix(topology.weights) if num_nodes > EXPLICIT_NODES else topology.weights
+    weights = (
+        sparse.csr_matrix(topology.weights) if num_nodes > EXPLICIT_NODES else topology.weights
+    )
     x_NC = generator.standard_normal((num_nodes, coordinates))
     x_NC -= stationary(topology)[:, None] * x_NC.sum(axis=0)
     public_NC = np.zeros_like(x_NC)
@@ -238,19 +273,20 @@ def _explain(verdict: Verdict, spec: str, rate: float, radius: float, advised: f
         else f"Use mixing_rate = {advised:.3g} or 'auto'."
     )
     if verdict == "stable":
-        return (
-            f"Gossip with {spec} contracts at mixing rate {rate:.3g}: the disagreement shrinks by {radius:.4f} a round."
-        )
+        return f"Gossip with {spec} contracts at mixing rate {rate:.3g}: the disagreement shrinks by {radius:.4f} a round."
     if verdict == "no law":
         place = "within" if rate <= advised else "above"
         return (
-            f"The error of {spec} depends on the shape of the vector, so no radius exists; mixing rate {rate:.3g} is"
-            f" {place} the cautious rate {advised:.3g}. Watch the residual during the run, or use a rotated quantiser"
+            f"The error of {spec} depends on the shape of the vector, so no radius exists; "
+            f"mixing rate {rate:.3g} is"
+            f" {place} the cautious rate {advised:.3g}. Watch the residual during the run, or "
+            "use a rotated quantiser"
             " such as rot:1, whose behaviour is known beforehand."
         )
     if verdict == "heavy-tailed":
         return (
-            f"The mean square grows by {radius:.4f} a round with {spec} at mixing rate {rate:.3g} although typical paths"
+            f"The mean square grows by {radius:.4f} a round with {spec} at mixing rate "
+            f"{rate:.3g} although typical paths"
             f" decay: rare coordinates blow up. {remedy}"
         )
     return f"Gossip with {spec} diverges at mixing rate {rate:.3g}: the disagreement grows by {radius:.4f} a round. {remedy}"

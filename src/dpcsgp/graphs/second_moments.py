@@ -1,21 +1,23 @@
 """Second moments of error-feedback gossip, as energies of impulse responses.
 
-One coordinate of gossip with a compressor that keeps `gain` of what it is given and adds independent noise:
+One coordinate of gossip with a compressor that keeps `gain` of what it is given and adds
+independent noise:
 
     error      e = x - x_hat
     message    q = gain e + xi,  E xi = 0,  E xi_i^2 = noise E e_i^2, independent between nodes
     public     x_hat' = x_hat + q
     private    x' = x + rate (A - I) x_hat'
 
-Write B = A - I. Everything is a polynomial in B, so by Cayley and Hamilton every impulse response p_k(B) of this linear
-system obeys one two-term recursion, p_(k+1) = (2 - gain + rate gain B) p_k - (1 - gain) p_(k-1). The second moments need
-only the energies of those responses,
+Write B = A - I. Everything is a polynomial in B, so by Cayley and Hamilton every impulse response
+p_k(B) of this linear system obeys one two-term recursion, p_(k+1) = (2 - gain + rate gain B) p_k -
+(1 - gain) p_(k-1). The second moments need only the energies of those responses,
 
     energy(level)[i, j] = sum over k >= 1 of level^-k (p_k(B)[i, j])^2,
 
-an (N, N) matrix: no (2N)^2 x (2N)^2 operator is ever built. `ModalEnergies` sums in closed form over the eigenvectors of
-A; `SteppedEnergies` walks the recursion, which needs no eigenvectors and therefore also serves graphs that have none.
-Reference: the input-output test for mean-square stability with multiplicative noise (Willems and Blankenship, 1971).
+an (N, N) matrix: no (2N)^2 x (2N)^2 operator is ever built. `ModalEnergies` sums in closed form
+over the eigenvectors of A; `SteppedEnergies` walks the recursion, which needs no eigenvectors and
+therefore also serves graphs that have none. Reference: the input-output test for mean-square
+stability with multiplicative noise (Willems and Blankenship, 1971).
 
 Legend: N nodes.
 """
@@ -37,7 +39,9 @@ from dpcsgp.graphs.topology import Topology
 
 Polynomial = tuple[float, ...]  # coefficients of B^0, B^1, ...
 
-_LARGEST_CONDITION: Final = 1e5  # of the eigenvectors: squared and times 1e-16 it still leaves six digits
+_LARGEST_CONDITION: Final = (
+    1e5  # of the eigenvectors: squared and times 1e-16 it still leaves six digits
+)
 EXPLICIT_NODES: Final = 64  # the closed form as a matrix takes N^4 operations, as an operator N^3
 _SINGLE_PRECISION_NODES: Final = 400
 _ONE_THREAD_NODES: Final = 300
@@ -46,7 +50,8 @@ _ONE_THREAD_NODES: Final = 300
 @final
 @dataclass(frozen=True)
 class Response:
-    """One impulse response by its first two polynomials; `zero_sum` removes the part that all nodes share."""
+    """One impulse response by its first two polynomials; `zero_sum` removes the part that all nodes
+    share."""
 
     first: Polynomial
     second: Polynomial
@@ -75,7 +80,8 @@ class GossipRecursion:
 
     @property
     def drive_to_error(self) -> Response:
-        """Return how a unit added to a private vector shows in the errors, from the moment it is added."""
+        """Return how a unit added to a private vector shows in the errors, from the moment it is
+        added."""
         g, c = self.gain, self.rate
         return Response((1.0,), (1.0 - g, c * g))
 
@@ -89,15 +95,18 @@ class GossipRecursion:
     def surely_contracts(self) -> bool:
         """Tell whether the mean decays on every graph.
 
-        Every eigenvalue mu of A - I lies in the disc |mu + 1| <= 1. A mode is stable for rate * mu inside an ellipse that
-        touches 0 with curvature radius gain / (2 - gain): up to that rate no graph needs its eigenvalues.
-        """
+        Every eigenvalue mu of A - I lies in the disc |mu + 1| <= 1. A mode is stable for rate * mu
+        inside an ellipse that touches 0 with curvature radius gain / (2 - gain): up to that rate no
+        graph needs its eigenvalues."""
         return self.rate <= self.gain / (2.0 - self.gain)
 
     def linear_radius(self, eigenvalues_N: np.ndarray) -> float:
-        """Return the decay per step without noise: the largest root of r^2 - (2 - gain + rate gain mu) r + 1 - gain."""
+        """Return the decay per step without noise: the largest root of r^2 - (2 - gain + rate gain
+        mu) r + 1 - gain."""
         shared = int(np.argmin(np.abs(eigenvalues_N - 1.0)))
-        half_N = 0.5 * (2.0 - self.gain + self.rate * self.gain * (np.delete(eigenvalues_N, shared) - 1.0))
+        half_N = 0.5 * (
+            2.0 - self.gain + self.rate * self.gain * (np.delete(eigenvalues_N, shared) - 1.0)
+        )
         root_N = np.sqrt(half_N.astype(complex) ** 2 - (1.0 - self.gain))
         roots = np.concatenate([half_N + root_N, half_N - root_N, [1.0 - self.gain]])
         return float(np.abs(roots).max())
@@ -106,11 +115,12 @@ class GossipRecursion:
 @final
 @dataclass(frozen=True)
 class WholeValueRecursion:
-    """State the recursion of block gossip, whose quantiser sees x itself: x' = x + B q, q = kept x + xi.
+    """State the recursion of block gossip, whose quantiser sees x itself: x' = x + B q, q = kept x
+    + xi.
 
-    Nothing is fed back, so one term suffices: p_(k+1) = (1 + kept B) p_k, the recursion above for gain 1 and rate `kept`.
-    The value that the quantiser sees next takes the place of the error; of both only the zero-sum part is followed.
-    """
+    Nothing is fed back, so one term suffices: p_(k+1) = (1 + kept B) p_k, the recursion above for
+    gain 1 and rate `kept`. The value that the quantiser sees next takes the place of the error; of
+    both only the zero-sum part is followed."""
 
     kept: float
     gain: float = 1.0
@@ -132,7 +142,8 @@ class WholeValueRecursion:
 
     @property
     def drive_to_error(self) -> Response:
-        """Return how a unit added to a private vector shows in the values, from the moment it is added."""
+        """Return how a unit added to a private vector shows in the values, from the moment it is
+        added."""
         return Response((1.0,), (1.0, self.kept), zero_sum=True)
 
     @property
@@ -142,13 +153,16 @@ class WholeValueRecursion:
 
     @property
     def surely_contracts(self) -> bool:
-        """Tell whether the mean decays on every graph: |1 + kept mu| < 1 inside the disc |mu + 1| <= 1."""
+        """Tell whether the mean decays on every graph: |1 + kept mu| < 1 inside the disc |mu + 1|
+        <= 1."""
         return self.kept <= 1.0
 
     def linear_radius(self, eigenvalues_N: np.ndarray) -> float:
         """Return the decay per exchange without noise: the largest |1 + kept mu|."""
         shared = int(np.argmin(np.abs(eigenvalues_N - 1.0)))
-        return float(np.abs(1.0 + self.kept * (np.delete(eigenvalues_N, shared) - 1.0)).max(initial=0.0))
+        return float(
+            np.abs(1.0 + self.kept * (np.delete(eigenvalues_N, shared) - 1.0)).max(initial=0.0)
+        )
 
 
 Recursion = GossipRecursion | WholeValueRecursion
@@ -181,18 +195,19 @@ class ModalEnergies:
         return LinearOperator((num_nodes, num_nodes), matvec=apply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
 
     def _pair_sums(self, response: Response, recursion: Recursion, level: float) -> np.ndarray:
-        """Return sum_k level^-k u_k conj(w_k) for every pair of modes, u and w being their two-term recursions.
+        """Return sum_k level^-k u_k conj(w_k) for every pair of modes, u and w being their two-term
+        recursions.
 
-        With s = sum u_k w_k, f = sum u_(k+1) w_k and b = sum u_k w_(k+1) the recursions give three linear equations;
-        f and b are eliminated by hand.
-        """
+        With s = sum u_k w_k, f = sum u_(k+1) w_k and b = sum u_k w_(k+1) the recursions give three
+        linear equations; f and b are eliminated by hand."""
         mu_N = self.eigenvalues_N - 1.0
         shared = int(np.argmin(np.abs(mu_N)))
         trace_N = (2.0 - recursion.gain + recursion.rate * recursion.gain * mu_N) / np.sqrt(level)
         det_N = np.full(mu_N.shape, (1.0 - recursion.gain) / level)
         u1_N = np.polyval(response.first[::-1], mu_N) / np.sqrt(level)
         u2_N = np.polyval(response.second[::-1], mu_N) / level
-        # The shared mode would carry a root of 1 that no response excites: give it its true one-term recursion.
+        # The shared mode would carry a root of 1 that no response excites: give it its true
+        # one-term recursion.
         trace_N[shared], det_N[shared] = (1.0 - recursion.gain) / np.sqrt(level), 0.0
         u1_N[shared] = 0.0 if response.zero_sum else response.first[0] / np.sqrt(level)
         u2_N[shared] = trace_N[shared] * u1_N[shared]
@@ -209,7 +224,8 @@ class ModalEnergies:
 @final
 @dataclass(frozen=True, eq=False)
 class SteppedEnergies:
-    """Sum energies by walking the recursion; what follows the last block of steps is added as a geometric series.
+    """Sum energies by walking the recursion; what follows the last block of steps is added as a
+    geometric series.
 
     The walk ends when two blocks in a row move that estimate by less than `tolerance` of it.
     """
@@ -231,7 +247,8 @@ class SteppedEnergies:
                 block_NN += next(terms) ** 2
             total_NN += block_NN
             previous_block, added = added, float(block_NN.sum())
-            ratio = added / previous_block if previous_block > 0.0 else 0.0  # nothing is left after exact averaging
+            # nothing is left after exact averaging
+            ratio = added / previous_block if previous_block > 0.0 else 0.0
             rest = ratio / (1.0 - ratio) if ratio < 1.0 else 0.0
             previous, estimate = estimate, float(total_NN.sum()) + rest * added
             settled = settled + 1 if abs(estimate - previous) <= self.tolerance * estimate else 0
@@ -244,10 +261,14 @@ class SteppedEnergies:
         scale = 1.0 / np.sqrt(level)
         keep, share = (1.0 - recursion.gain) * scale, recursion.rate * recursion.gain * scale
         shared = 0.0 if response.zero_sum else response.first[0] * scale
-        old_NN, now_NN = self._evaluate(response.first) * scale, self._evaluate(response.second) * scale**2
+        old_NN, now_NN = (
+            self._evaluate(response.first) * scale,
+            self._evaluate(response.second) * scale**2,
+        )
         yield self._with_column_sums(old_NN, shared)
         while True:
-            # Column sums are known exactly; restoring them stops rounding from feeding the root of 1 of the shared mode.
+            # Column sums are known exactly; restoring them stops rounding from feeding the root of
+            # 1 of the shared mode.
             shared *= keep
             yield self._with_column_sums(now_NN, shared)
             next_NN = share * (self.weights @ now_NN)
@@ -269,11 +290,16 @@ class SteppedEnergies:
 
 
 def blas_threads(num_nodes: int) -> AbstractContextManager[Any]:
-    """Keep BLAS on one thread for small graphs: beside other busy processes its threads wait for each other.
+    """Keep BLAS on one thread for small graphs: beside other busy processes its threads wait for
+    each other.
 
     On two busy cores the radius of 40 nodes took 0.9 s with two threads and 0.04 s with one.
     """
-    return _blas().limit(limits=1, user_api="blas") if num_nodes <= _ONE_THREAD_NODES else nullcontext()
+    return (
+        _blas().limit(limits=1, user_api="blas")
+        if num_nodes <= _ONE_THREAD_NODES
+        else nullcontext()
+    )
 
 
 @lru_cache(maxsize=1)
@@ -295,7 +321,11 @@ def stationary(topology: Topology) -> np.ndarray:
 def eigenvalues(topology: Topology) -> np.ndarray:
     """Return the eigenvalues of A, real where the graph is reversible (undirected)."""
     symmetric_NN = _symmetrized(topology)
-    return np.linalg.eigvals(topology.weights) if symmetric_NN is None else np.linalg.eigvalsh(symmetric_NN)
+    return (
+        np.linalg.eigvals(topology.weights)
+        if symmetric_NN is None
+        else np.linalg.eigvalsh(symmetric_NN)
+    )
 
 
 @lru_cache(maxsize=8)
@@ -309,21 +339,27 @@ def modal_energies(topology: Topology) -> ModalEnergies | None:
     values_N, right_NN = np.linalg.eig(topology.weights)
     if np.linalg.cond(right_NN) > _LARGEST_CONDITION:
         return None
-    return ModalEnergies(values_N.astype(complex), right_NN.astype(complex), np.linalg.inv(right_NN).astype(complex))
+    return ModalEnergies(
+        values_N.astype(complex), right_NN.astype(complex), np.linalg.inv(right_NN).astype(complex)
+    )
 
 
 def stepped_energies(topology: Topology, tolerance: float = 1e-7) -> SteppedEnergies:
-    """Return the walk over the recursion; large graphs walk in float32, which leaves six digits of the energies."""
+    """Return the walk over the recursion; large graphs walk in float32, which leaves six digits of
+    the energies."""
     kind = np.float32 if topology.num_nodes > _SINGLE_PRECISION_NODES else np.float64
     weights_NN = topology.weights.astype(kind)
     sparse_enough = np.count_nonzero(weights_NN) < 0.05 * weights_NN.size
     phi_N = stationary(topology).astype(kind)
     max_steps = int(min(20_000, 1e9 / topology.num_nodes**2))
-    return SteppedEnergies(sparse.csr_matrix(weights_NN) if sparse_enough else weights_NN, phi_N, tolerance, max_steps)
+    return SteppedEnergies(
+        sparse.csr_matrix(weights_NN) if sparse_enough else weights_NN, phi_N, tolerance, max_steps
+    )
 
 
 def _symmetrized(topology: Topology) -> np.ndarray | None:
-    """Return D^-1/2 A D^1/2 with D = diag(phi) where that is symmetric: a reversible walk, so every undirected graph."""
+    """Return D^-1/2 A D^1/2 with D = diag(phi) where that is symmetric: a reversible walk, so every
+    undirected graph."""
     root_N = np.sqrt(np.abs(stationary(topology)))
     similar_NN = topology.weights * root_N[None, :] / root_N[:, None]
     return similar_NN if np.allclose(similar_NN, similar_NN.T, rtol=0.0, atol=1e-12) else None

@@ -1,18 +1,23 @@
-"""Tell before a run whether compressed gossip contracts, how fast, and how far apart noise keeps the nodes.
+"""Tell before a run whether compressed gossip contracts, how fast, and how far apart noise keeps
+the nodes.
 
-Gossip with error feedback and mixing rate 1 can diverge: what the compressor leaves out comes back through the network
-amplified. In one coordinate this is a linear system with multiplicative noise (see `responses`), so its mean square is
-known exactly. With K(level) = noise * energy of the responses from compression noise to later errors,
+Gossip with error feedback and mixing rate 1 can diverge: what the compressor leaves out comes back
+through the network amplified. In one coordinate this is a linear system with multiplicative noise
+(see `responses`), so its mean square is known exactly. With K(level) = noise * energy of the
+responses from compression noise to later errors,
 
-    radius^2 = the level at which the spectral radius of K is 1, or the squared decay without noise if that is larger,
+    radius^2 = the level at which the spectral radius of K is 1, or the squared decay without noise
+    if that is larger,
 
-and the mean square decays if and only if radius < 1. x is restricted to zero sum (its sum never changes), x_hat is not.
-This is the square root of the spectral radius of the operator P -> M P M^T + noise terms on the (2N, 2N) second moments.
+and the mean square decays if and only if radius < 1. x is restricted to zero sum (its sum never
+changes), x_hat is not. This is the square root of the spectral radius of the operator P -> M P M^T
++ noise terms on the (2N, 2N) second moments.
 
-The radius needs `compressor.moments(dim)`: exact for random masks and rotated quantisers, and for dithers as exact as
-their variance, which is that of a Gaussian-shaped vector: a coarse dither that diverges makes its error spiky and then
-grows more slowly than predicted (gsgd:4/256 on 6 nodes: predicted 1.17, simulated 1.06). Top-k and sign have no such
-law (their error depends on the shape of the vector), so the answer is nan.
+The radius needs `compressor.moments(dim)`: exact for random masks and rotated quantisers, and for
+dithers as exact as their variance, which is that of a Gaussian-shaped vector: a coarse dither that
+diverges makes its error spiky and then grows more slowly than predicted (gsgd:4/256 on 6 nodes:
+predicted 1.17, simulated 1.06). Top-k and sign have no such law (their error depends on the shape
+of the vector), so the answer is nan.
 
 Legend: N nodes.
 """
@@ -46,32 +51,41 @@ if TYPE_CHECKING:
     from dpcsgp.compression.base import Compressor
 
 _DENSE_EIGENVALUE_NODES: Final = 200
-_EXACT_NODES: Final = 150  # on larger graphs walking the recursion is faster than sums over eigenvectors
+_EXACT_NODES: Final = (
+    150  # on larger graphs walking the recursion is faster than sums over eigenvectors
+)
 _POWER_STEPS: Final = 30
 _DUST: Final = 1e-7  # a radius that rounding alone can make
 
-# A judgement: nodes that differ by more than a tenth of what they have learned hardly share a model.
+# A judgement: nodes that differ by more than a tenth of what they have learned hardly share a
+# model.
 LARGEST_SPREAD: Final = 0.1
 BlockOrder = Literal["round-robin", "random"]
 
 
-def mixing_radius(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> float:
-    """Return the factor per round by which the root mean square disagreement shrinks (< 1) or grows (> 1).
+def mixing_radius(
+    topology: Topology, compressor: Compressor, mixing_rate: float, dim: int
+) -> float:
+    """Return the factor per round by which the root mean square disagreement shrinks (< 1) or grows
+    (> 1).
 
-    nan where the compressor has no second-moment law (top-k, sign). Six digits up to 150 nodes, three beyond.
-    """
+    nan where the compressor has no second-moment law (top-k, sign). Six digits up to 150 nodes,
+    three beyond."""
     moments = compressor.moments(dim)
     if moments is None:
         return float("nan")
     return GossipMoments(topology, moments.gain, moments.noise, mixing_rate).radius
 
 
-def steady_state_disagreement(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> float:
-    """Return the mean over nodes of E (z_i - z_bar)^2 per coordinate when every x_i gets unit noise in every round.
+def steady_state_disagreement(
+    topology: Topology, compressor: Compressor, mixing_rate: float, dim: int
+) -> float:
+    """Return the mean over nodes of E (z_i - z_bar)^2 per coordinate when every x_i gets unit noise
+    in every round.
 
-    z_i = x_i / (n phi_i) is the de-biased model with settled push-sum weights, z_bar = sum x / n, both taken after the
-    exchange and before the next noise. inf when the mean square grows, nan where no second-moment law exists.
-    """
+    z_i = x_i / (n phi_i) is the de-biased model with settled push-sum weights, z_bar = sum x / n,
+    both taken after the exchange and before the next noise. inf when the mean square grows, nan
+    where no second-moment law exists."""
     moments = compressor.moments(dim)
     if moments is None:
         return float("nan")
@@ -79,13 +93,18 @@ def steady_state_disagreement(topology: Topology, compressor: Compressor, mixing
 
 
 def block_radius(
-    topology: Topology, compressor: Compressor, num_blocks: int, dim: int, order: BlockOrder = "round-robin"
+    topology: Topology,
+    compressor: Compressor,
+    num_blocks: int,
+    dim: int,
+    order: BlockOrder = "round-robin",
 ) -> float:
-    """Return the factor per round of gossip on one of `num_blocks` blocks, r being that of one exchange of a block.
+    """Return the factor per round of gossip on one of `num_blocks` blocks, r being that of one
+    exchange of a block.
 
-    In turn: r^(1 / K). Drawn at random: sqrt(1 - 1 / K + r^2 / K). For exact blocks r = |lambda_2(A)|, below 1 on every
-    strongly connected graph; for quantised ones that of the second moments. nan where the compressor has no law.
-    """
+    In turn: r^(1 / K). Drawn at random: sqrt(1 - 1 / K + r^2 / K). For exact blocks r =
+    |lambda_2(A)|, below 1 on every strongly connected graph; for quantised ones that of the second
+    moments. nan where the compressor has no law."""
     gossip = _block_moments(topology, compressor, num_blocks, dim)
     if gossip is None:
         return float("nan")
@@ -96,40 +115,56 @@ def block_radius(
 
 
 def block_disagreement(
-    topology: Topology, compressor: Compressor, num_blocks: int, dim: int, order: BlockOrder = "round-robin"
+    topology: Topology,
+    compressor: Compressor,
+    num_blocks: int,
+    dim: int,
+    order: BlockOrder = "round-robin",
 ) -> float:
-    """Return the steady-state disagreement of block gossip under unit noise per round, mean over rounds.
+    """Return the steady-state disagreement of block gossip under unit noise per round, mean over
+    rounds.
 
-    A block gathers K rounds of noise between its exchanges: K times the disagreement just after one, and on average
-    (K - 1) / 2 rounds of unmixed noise, K - 1 if blocks are drawn at random. What a quantiser adds for the value that
-    all nodes share is `block_spread`.
-    """
+    A block gathers K rounds of noise between its exchanges: K times the disagreement just after
+    one, and on average (K - 1) / 2 rounds of unmixed noise, K - 1 if blocks are drawn at random.
+    What a quantiser adds for the value that all nodes share is `block_spread`."""
     gossip = _block_moments(topology, compressor, num_blocks, dim)
     if gossip is None:
         return float("nan")
     scale_N = topology.num_nodes * stationary(topology)
-    unmixed = float(np.mean((1.0 / scale_N - 2.0 / topology.num_nodes) / scale_N)) + 1.0 / topology.num_nodes
+    unmixed = (
+        float(np.mean((1.0 / scale_N - 2.0 / topology.num_nodes) / scale_N))
+        + 1.0 / topology.num_nodes
+    )
     waiting = num_blocks - 1 if order == "random" else (num_blocks - 1) / 2
     return num_blocks * gossip.disagreement + waiting * unmixed
 
 
 def block_spread(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> float:
-    """Return how far apart quantised blocks keep the nodes for ever, as a share of the displacement that they share.
+    """Return how far apart quantised blocks keep the nodes for ever, as a share of the displacement
+    that they share.
 
-    The quantiser sees whole values, so its error follows their size and does not fade; zero for exact blocks.
-    """
+    The quantiser sees whole values, so its error follows their size and does not fade; zero for
+    exact blocks."""
     gossip = _block_moments(topology, compressor, num_blocks, dim)
     return gossip.persistent_spread if gossip else float("nan")
 
 
-def _block_moments(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> GossipMoments | None:
-    """Return the mean-square law of one exchange of a block, or None where the compressor has none."""
+def _block_moments(
+    topology: Topology, compressor: Compressor, num_blocks: int, dim: int
+) -> GossipMoments | None:
+    """Return the mean-square law of one exchange of a block, or None where the compressor has
+    none."""
     if not 1 <= num_blocks <= dim:
         raise ConfigError(
-            f"algorithm.num_blocks = {num_blocks}: expected from 1 to {dim}, the number of coordinates of the model"
+            f"algorithm.num_blocks = {num_blocks}: expected from 1 to {dim}, the number of "
+            "coordinates of the model"
         )
     moments = compressor.moments(-(-dim // num_blocks))
-    return GossipMoments(topology, moments.gain, moments.noise, 1.0, whole_values=True) if moments else None
+    return (
+        GossipMoments(topology, moments.gain, moments.noise, 1.0, whole_values=True)
+        if moments
+        else None
+    )
 
 
 def second_eigenvalue(topology: Topology) -> float:
@@ -144,8 +179,8 @@ def second_eigenvalue(topology: Topology) -> float:
 class GossipMoments:
     """Answer mean-square questions about one graph, one compressor law and one mixing rate.
 
-    `whole_values` stands for block gossip: the compressor sees x itself and not the difference to a public copy.
-    """
+    `whole_values` stands for block gossip: the compressor sees x itself and not the difference to a
+    public copy."""
 
     topology: Topology
     gain: float
@@ -155,9 +190,14 @@ class GossipMoments:
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.mixing_rate) and self.mixing_rate > 0):
-            raise ConfigError(f"algorithm.mixing_rate = {self.mixing_rate}: expected a number above 0, at most 1")
+            raise ConfigError(
+                f"algorithm.mixing_rate = {self.mixing_rate}: expected a number above 0, at most 1"
+            )
         if not (0 < self.gain < 2 and 0 <= self.noise < np.inf):
-            raise ConfigError(f"compressor gain = {self.gain}, noise = {self.noise}: expected 0 < gain < 2, noise >= 0")
+            raise ConfigError(
+                f"compressor gain = {self.gain}, noise = {self.noise}: expected 0 < gain < 2, "
+                "noise >= 0"
+            )
 
     @cached_property
     def is_stable(self) -> bool:
@@ -170,12 +210,14 @@ class GossipMoments:
     def radius(self) -> float:
         """Return the square root of the spectral radius of the second-moment operator."""
         with blas_threads(self.topology.num_nodes):
-            silent = self.noise == 0.0 or not self._first_noise_to_error.any()  # one node has nobody to disturb
+            # one node has nobody to disturb
+            silent = self.noise == 0.0 or not self._first_noise_to_error.any()
             return self.linear_radius if silent else self._noisy_radius()
 
     @cached_property
     def disagreement(self) -> float:
-        """Return the stationary mean square of z_i - z_bar under unit noise per round, inf if there is none."""
+        """Return the stationary mean square of z_i - z_bar under unit noise per round, inf if there
+        is none."""
         if not self.is_stable:
             return float("inf")
         rule, ones_N = self._recursion, np.ones(self.topology.num_nodes)
@@ -185,13 +227,16 @@ class GossipMoments:
                 source_N = self._energy(rule.drive_to_error) @ ones_N
                 loop_NN = self.noise * self._energy(rule.noise_to_error)
                 error_N = np.linalg.solve(np.eye(len(ones_N)) - loop_NN, source_N)
-                private_N = private_N + self.noise * (self._slow_energy(rule.noise_to_private) @ error_N)
+                private_N = private_N + self.noise * (
+                    self._slow_energy(rule.noise_to_private) @ error_N
+                )
             scale_N = self.topology.num_nodes * stationary(self.topology)
             return float(np.mean(private_N / scale_N**2))
 
     @cached_property
     def persistent_spread(self) -> float:
-        """Return the root mean square of z_i - z_bar that a quantiser of whole values keeps up for z_bar = 1.
+        """Return the root mean square of z_i - z_bar that a quantiser of whole values keeps up for
+        z_bar = 1.
 
         The second moments v of what it sees obey v = (n phi)^2 + K v.
         """
@@ -213,19 +258,27 @@ class GossipMoments:
 
     @property
     def _recursion(self) -> Recursion:
-        return WholeValueRecursion(self.gain) if self.whole_values else GossipRecursion(self.gain, self.mixing_rate)
+        return (
+            WholeValueRecursion(self.gain)
+            if self.whole_values
+            else GossipRecursion(self.gain, self.mixing_rate)
+        )
 
     @cached_property
     def _closed_form(self) -> bool:
-        return self.topology.num_nodes <= EXPLICIT_NODES and modal_energies(self.topology) is not None
+        return (
+            self.topology.num_nodes <= EXPLICIT_NODES and modal_energies(self.topology) is not None
+        )
 
     def _energy(self, response: Response, level: float = 1.0) -> np.ndarray:
-        """Return the (N, N) energy of a response that ends in the errors, where slow modes hardly count."""
+        """Return the (N, N) energy of a response that ends in the errors, where slow modes hardly
+        count."""
         modal = modal_energies(self.topology) if self._closed_form else None
         return (modal or stepped_energies(self.topology, 1e-5)).of(response, self._recursion, level)
 
     def _slow_energy(self, response: Response, level: float = 1.0) -> Any:
-        """Return an energy in which slow modes count, by eigenvectors if possible; only `energy @ vector` is promised."""
+        """Return an energy in which slow modes count, by eigenvectors if possible; only `energy @
+        vector` is promised."""
         modal = modal_energies(self.topology)
         return (modal or stepped_energies(self.topology, 1e-9)).of(response, self._recursion, level)
 
@@ -236,10 +289,13 @@ class GossipMoments:
         return self.noise * _perron_root(self._energy(self._recursion.noise_to_error, level))
 
     def _noisy_radius(self) -> float:
-        """Find the level at which the spectral radius of K is 1, above the pole of K at the decay without noise."""
+        """Find the level at which the spectral radius of K is 1, above the pole of K at the decay
+        without noise."""
         floor = max(self.linear_radius**2, self.noise * _perron_root(self._first_noise_to_error**2))
         num_nodes = self.topology.num_nodes
-        exact = num_nodes <= _EXACT_NODES and (num_nodes <= EXPLICIT_NODES or modal_energies(self.topology) is not None)
+        exact = num_nodes <= _EXACT_NODES and (
+            num_nodes <= EXPLICIT_NODES or modal_energies(self.topology) is not None
+        )
         energy = self._slow_energy if exact else self._energy
 
         def loop_gain(level: float) -> float:
@@ -249,7 +305,8 @@ class GossipMoments:
 
     @property
     def _first_noise_to_error(self) -> np.ndarray:
-        """Return the first response p_1(A - I): K(level) >= noise / level times its entrywise square."""
+        """Return the first response p_1(A - I): K(level) >= noise / level times its entrywise
+        square."""
         identity_NN = np.eye(self.topology.num_nodes)
         constant, slope = self._recursion.noise_to_error.first
         return constant * identity_NN + slope * (self.topology.weights - identity_NN)
@@ -258,9 +315,9 @@ class GossipMoments:
 def _level_of_unit_gain(gain: Callable[[float], float], floor: float, tolerance: float) -> float:
     """Return the level above `floor` at which a falling gain is 1.
 
-    1 / gain is 0 at the pole and nearly straight above it, so secants meet 1 in a few steps. level * gain falls too,
-    which bounds the answer from above. Where the pole is so weak that no secant finds it, the bracket closes on it.
-    """
+    1 / gain is 0 at the pole and nearly straight above it, so secants meet 1 in a few steps. level
+    * gain falls too, which bounds the answer from above. Where the pole is so weak that no secant
+    finds it, the bracket closes on it."""
     low, high, level, last = floor, np.inf, 1.0 if floor < 1.0 else 1.02 * floor, (floor, -1.0)
     for _ in range(100):
         found = gain(level)
@@ -277,7 +334,8 @@ def _level_of_unit_gain(gain: Callable[[float], float], floor: float, tolerance:
 
 
 def _perron_root(matrix: Any) -> float:
-    """Return the largest eigenvalue of a non-negative matrix or operator (real, by Perron and Frobenius)."""
+    """Return the largest eigenvalue of a non-negative matrix or operator (real, by Perron and
+    Frobenius)."""
     num_nodes = matrix.shape[0]
     if isinstance(matrix, np.ndarray) and num_nodes <= _DENSE_EIGENVALUE_NODES:
         return float(np.abs(np.linalg.eigvals(matrix)).max())

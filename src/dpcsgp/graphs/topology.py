@@ -1,8 +1,8 @@
 """Directed communication graphs with column-stochastic weights.
 
-`weights[i, j]` is the share of sender j's mass that receiver i takes. Columns sum to one, so mass is conserved, and a
-node that splits its mass evenly needs to know nothing but its own out-degree. Reference: Nedic and Olshevsky,
-"Distributed optimization over time-varying directed graphs", 2014.
+`weights[i, j]` is the share of sender j's mass that receiver i takes. Columns sum to one, so mass
+is conserved, and a node that splits its mass evenly needs to know nothing but its own out-degree.
+Reference: Nedic and Olshevsky, "Distributed optimization over time-varying directed graphs", 2014.
 
 Legend: N nodes.
 """
@@ -26,9 +26,11 @@ _SUM_TOLERANCE: Final = 1e-8
 @final
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """Hold a strongly connected digraph: `weights` (N, N), columns sum to one, every node keeps a share of its own.
+    """Hold a strongly connected digraph: `weights` (N, N), columns sum to one, every node keeps a
+    share of its own.
 
-    The weights are copied, checked and made read-only. Two topologies are equal when their weights are.
+    The weights are copied, checked and made read-only. Two topologies are equal when their weights
+    are.
 
     >>> pair = Topology(np.array([[0.5, 0.5], [0.5, 0.5]]))
     >>> pair.senders_to(0), pair.edges, pair.is_doubly_stochastic
@@ -73,7 +75,9 @@ class Topology:
     @cached_property
     def fingerprint(self) -> str:
         """Return a hex digest of the weights, for nodes to compare before they start."""
-        digest = hashlib.blake2b(self.num_nodes.to_bytes(8, "little"), digest_size=16, person=b"dpcsgp graph")
+        digest = hashlib.blake2b(
+            self.num_nodes.to_bytes(8, "little"), digest_size=16, person=b"dpcsgp graph"
+        )
         digest.update(self.weights.astype("<f8").tobytes())
         return digest.hexdigest()
 
@@ -97,7 +101,9 @@ class Topology:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        return f"Topology(name={self.name!r}, num_nodes={self.num_nodes}, num_edges={len(self.edges)})"
+        return (
+            f"Topology(name={self.name!r}, num_nodes={self.num_nodes}, num_edges={len(self.edges)})"
+        )
 
 
 def _row(links: sparse.csr_matrix, node: int) -> tuple[int, ...]:
@@ -109,16 +115,21 @@ def _as_square(weights: Any) -> np.ndarray:
     try:
         weights_NN = np.array(weights, dtype=np.float64, order="C")
     except (TypeError, ValueError) as error:
-        raise TopologyError(f"graph.weights: expected a square matrix of numbers ({error})") from error
+        raise TopologyError(
+            f"graph.weights: expected a square matrix of numbers ({error})"
+        ) from error
     if weights_NN.ndim != 2 or weights_NN.shape[0] != weights_NN.shape[1]:
-        raise TopologyError(f"graph.weights has shape {weights_NN.shape}: expected a square matrix (n, n)")
+        raise TopologyError(
+            f"graph.weights has shape {weights_NN.shape}: expected a square matrix (n, n)"
+        )
     if weights_NN.shape[0] < 1:
         raise TopologyError("graph.num_nodes = 0: a graph needs at least one node")
     return weights_NN
 
 
 def _check_entries(weights_NN: np.ndarray) -> None:
-    """Refuse weights that are not finite, negative, missing on the diagonal, or in columns that do not sum to one."""
+    """Refuse weights that are not finite, negative, missing on the diagonal, or in columns that do
+    not sum to one."""
     for bad_NN, problem in (
         (~np.isfinite(weights_NN), "must be a finite number"),
         (weights_NN < 0, "must not be negative"),
@@ -126,24 +137,31 @@ def _check_entries(weights_NN: np.ndarray) -> None:
         if bad_NN.any():
             receiver, sender = np.argwhere(bad_NN)[0]
             value = weights_NN[receiver, sender]
-            raise TopologyError(f"graph.weights[{receiver}, {sender}] = {value:g}: a share of mass {problem}")
+            raise TopologyError(
+                f"graph.weights[{receiver}, {sender}] = {value:g}: a share of mass {problem}"
+            )
     sums_N = weights_NN.sum(axis=0)
     sender = int(np.argmax(np.abs(sums_N - 1.0)))
     if abs(sums_N[sender] - 1.0) > _SUM_TOLERANCE:
         raise TopologyError(
-            f"graph.weights: column {sender} sums to {sums_N[sender]:.9g}, expected 1; divide what node {sender} sends"
+            f"graph.weights: column {sender} sums to {sums_N[sender]:.9g}, expected 1; divide "
+            f"what node {sender} sends"
             f" by its total (column j holds the shares of sender j, row i those of receiver i)"
         )
     if (np.diagonal(weights_NN) == 0).any():
         node = int(np.argmin(np.diagonal(weights_NN)))
-        raise TopologyError(f"graph.weights[{node}, {node}] = 0: every node must keep a share of its own mass")
+        raise TopologyError(
+            f"graph.weights[{node}, {node}] = 0: every node must keep a share of its own mass"
+        )
 
 
 def _check_strongly_connected(weights_NN: np.ndarray) -> None:
     """Refuse a graph in which some node cannot be reached, and name it."""
     receivers_of = sparse.csr_matrix(weights_NN.T > 0)
     reached = csgraph.breadth_first_order(receivers_of, 0, directed=True, return_predecessors=False)
-    reaching = csgraph.breadth_first_order(receivers_of.T.tocsr(), 0, directed=True, return_predecessors=False)
+    reaching = csgraph.breadth_first_order(
+        receivers_of.T.tocsr(), 0, directed=True, return_predecessors=False
+    )
     num_nodes = weights_NN.shape[0]
     for nodes, text in (
         (reached, "node {other} cannot be reached from node 0"),
@@ -153,5 +171,6 @@ def _check_strongly_connected(weights_NN: np.ndarray) -> None:
             other = int(np.setdiff1d(np.arange(num_nodes), nodes)[0])
             raise TopologyError(
                 f"graph is not strongly connected: {text.format(other=other)}"
-                f" ({num_nodes - len(nodes)} of {num_nodes} nodes are affected); add a path of links between them"
+                f" ({num_nodes - len(nodes)} of {num_nodes} nodes are affected); add a path of "
+                "links between them"
             )

@@ -1,11 +1,13 @@
-"""Pairs of normal numbers from random words, rounded to whole numbers: the inner loop of the noise, compiled.
+"""Pairs of normal numbers from random words, rounded to whole numbers: the inner loop of the noise,
+compiled.
 
     u = (low 53 bits of the first word + 1/2) / 2^53, a double        radius = scale sqrt(-2 log u)
     angle = (second word, signed) pi / 2^63                 values = round(radius cos(angle)), round(radius sin(angle))
 
-The loop has no branch and calls no function, so that the compiler turns it into vector instructions. Logarithm, cosine and
-sine are written out below; each is within a few units of rounding of the true value (`tests/privacy/test_noise.py`
-compares them with numpy's). All arithmetic is in double precision and in the order written, whatever the machine.
+The loop has no branch and calls no function, so that the compiler turns it into vector
+instructions. Logarithm, cosine and sine are written out below; each is within a few units of
+rounding of the true value (`tests/privacy/test_noise.py` compares them with numpy's). All
+arithmetic is in double precision and in the order written, whatever the machine.
 
 Legend: P pairs of values.
 """
@@ -27,13 +29,15 @@ _EIGHTH_TURN: Final = 1 << 61
 _RADIANS: Final = math.pi * 2.0**-63
 
 _SIGNATURES: Final = [
-    f"void(int64[::1], int64[::1], float64, float64, {kind}[::1], {kind}[::1])" for kind in ("float32", "float64")
+    f"void(int64[::1], int64[::1], float64, float64, {kind}[::1], {kind}[::1])"
+    for kind in ("float32", "float64")
 ]
 
 
 @inlined
 def _log(u: float) -> float:
-    """Return the natural logarithm of a positive number: exponent log 2 + 2 artanh((m - 1) / (m + 1)), m near 1."""
+    """Return the natural logarithm of a positive number: exponent log 2 + 2 artanh((m - 1) / (m +
+    1)), m near 1."""
     bits = np.float64(u).view(np.int64)
     exponent = (bits - _SQRT_HALF_BITS) >> 52
     m = np.int64(bits - (exponent << 52)).view(np.float64)
@@ -47,7 +51,9 @@ def _log(u: float) -> float:
 @inlined
 def _sine(t: float, z: float) -> float:
     """Return sin t for |t| <= pi / 4, z = t^2."""
-    series = -1 / 5040 + z * (1 / 362880 + z * (-1 / 39916800 + z * (1 / 6227020800 + z * (-1 / 1307674368000))))
+    series = -1 / 5040 + z * (
+        1 / 362880 + z * (-1 / 39916800 + z * (1 / 6227020800 + z * (-1 / 1307674368000)))
+    )
     return t + t * z * (-1 / 6 + z * (1 / 120 + z * series))
 
 
@@ -67,7 +73,8 @@ def add_pairs(
     first_P: np.ndarray,
     second_P: np.ndarray,
 ) -> None:
-    """Make sums `grid * (round(sum / grid) + round(scale * gauss))` in place: cosines for the first, sines for the second.
+    """Make sums `grid * (round(sum / grid) + round(scale * gauss))` in place: cosines for the
+    first, sines for the second.
 
     As many pairs as there are second sums.
     """
@@ -75,7 +82,8 @@ def add_pairs(
     for i in range(second_P.size):
         u = (float(radius_words_P[i] & _LOW_53_BITS) + 0.5) * _ULP
         radius = scale * math.sqrt(-2.0 * _log(u))
-        # The nearest multiple of a quarter turn is taken off in whole numbers: exact, and what is left is small.
+        # The nearest multiple of a quarter turn is taken off in whole numbers: exact, and what is
+        # left is small.
         word = angle_words_P[i]
         quarters = (word + _EIGHTH_TURN) >> 62
         t = float(word - (quarters << 62)) * _RADIANS
@@ -86,6 +94,7 @@ def add_pairs(
         y = cosine if swapped else sine
         x = -x if ((quarters + 1) & 2) != 0 else x
         y = -y if (quarters & 2) != 0 else y
-        # Plus zero: two negative zeros would make a third, which a sum of positive zeros never does and so would reveal.
+        # Plus zero: two negative zeros would make a third, which a sum of positive zeros never does
+        # and so would reveal.
         first_P[i] = grid * (np.rint(float(first_P[i]) * inverse) + np.rint(radius * x) + 0.0)
         second_P[i] = grid * (np.rint(float(second_P[i]) * inverse) + np.rint(radius * y) + 0.0)

@@ -1,6 +1,7 @@
 """Random signs and Walsh-Hadamard butterflies on the columns of a matrix, compiled.
 
-Every number is made by the same additions in the same order on every machine, so sender and receivers agree bit for bit.
+Every number is made by the same additions in the same order on every machine, so sender and
+receivers agree bit for bit.
 
 Legend: W coordinates of a matrix of L rows, row after row.
 """
@@ -19,7 +20,8 @@ _LANES: Final = 64  # signs in a word
 
 @compiled("void(float32[::1], uint64[::1], int64)")
 def flip(x_W: np.ndarray, words: np.ndarray, spread: int) -> None:
-    """Multiply in place by +-1 / sqrt(spread); bit i of the words, lowest first, is the sign of coordinate i."""
+    """Multiply in place by +-1 / sqrt(spread); bit i of the words, lowest first, is the sign of
+    coordinate i."""
     scale = np.float32(1 / math.sqrt(spread))
     for k in range(words.size):
         word, lanes = words[k], x_W[_LANES * k : _LANES * (k + 1)]
@@ -29,16 +31,19 @@ def flip(x_W: np.ndarray, words: np.ndarray, spread: int) -> None:
 
 @compiled("void(float32[::1], int64, int64)")
 def hadamard(x_W: np.ndarray, columns: int, half: int) -> None:
-    """Make (a, b) <- (a + b, a - b) in place of rows `half` apart, then twice as far apart, and so on.
+    """Make (a, b) <- (a + b, a - b) in place of rows `half` apart, then twice as far apart, and so
+    on.
 
-    Two stages at a time, which halves the memory traffic. The difference is computed as (a + b) - 2 b, which needs no
-    second look at a; its rounding is part of the protocol.
-    """
+    Two stages at a time, which halves the memory traffic. The difference is computed as (a + b) - 2
+    b, which needs no second look at a; its rounding is part of the protocol."""
     two, distance = np.float32(2), half * columns
     while 4 * distance <= x_W.size:
         for base in range(0, x_W.size, 4 * distance):
             a, b = x_W[base : base + distance], x_W[base + distance : base + 2 * distance]
-            c, d = x_W[base + 2 * distance : base + 3 * distance], x_W[base + 3 * distance : base + 4 * distance]
+            c, d = (
+                x_W[base + 2 * distance : base + 3 * distance],
+                x_W[base + 3 * distance : base + 4 * distance],
+            )
             for i in range(distance):
                 ab, cd = a[i] + b[i], c[i] + d[i]
                 ba, dc = ab - two * b[i], cd - two * d[i]

@@ -1,10 +1,10 @@
 """Compile the few inner loops that numpy and torch would run through memory many times.
 
-A loop is compiled when its module is first imported (a second or so) and kept on disk beside the module or in the user's
-cache folder, where later processes find it. Compiled loops let other threads run, follow the order of arithmetic as
-written (no fast-math: the same bits on every machine) unless they say `any_order`, and do not check divisors, which would
-keep them from becoming vector instructions.
-"""
+A loop is compiled when its module is first imported (a second or so) and kept on disk beside the
+module or in the user's cache folder, where later processes find it. Compiled loops let other
+threads run, follow the order of arithmetic as written (no fast-math: the same bits on every
+machine) unless they say `any_order`, and do not check divisors, which would keep them from becoming
+vector instructions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from numba import njit
 _ANY_ORDER = {"reassoc", "nsz", "contract"}
 
 
-def compiled(*signatures: str, any_order: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def compiled(
+    *signatures: str, any_order: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that compiles a loop for arguments of these types, at once.
 
     With `any_order` the compiler may reorder sums: the last bit then depends on the processor.
@@ -41,10 +43,9 @@ def compiled(*signatures: str, any_order: bool = False) -> Callable[[Callable[..
         }
         try:
             return njit(list(signatures), cache=True, **options)(loop)
-        except (
-            Exception
-        ):  # what was kept is damaged, or there is nowhere to keep it: no room, no folder, no file of its own
-            return njit(list(signatures), **options)(loop)  # a fault of the loop itself shows here again
+        except Exception:  # what was kept is damaged, or there is nowhere to keep it: no room, no folder, no file of its own
+            # a fault of the loop itself shows here again
+            return njit(list(signatures), **options)(loop)
 
     return decorate
 

@@ -1,4 +1,5 @@
-"""What the processes agree on at the store, and the form and range that each of these values must have.
+"""What the processes agree on at the store, and the form and range that each of these values must
+have.
 
 Without a key anybody who reaches the store can write such a value: it must not become a path, a
 traceback or a number out of range in another process.
@@ -13,7 +14,13 @@ from dpcsgp.network.board import Fault
 
 _MOST_STEPS: Final = 2**62
 _NAME: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
-_NUMBERS_AS_TEXT: Final = ("inf", "-inf", "nan", None)  # strict JSON has no other way; None: not measured
+# strict JSON has no other way; None: not measured
+_NUMBERS_AS_TEXT: Final = (
+    "inf",
+    "-inf",
+    "nan",
+    None,
+)
 
 
 def whole(value: Any, most: int = _MOST_STEPS) -> bool:
@@ -28,11 +35,13 @@ def number(value: Any) -> bool:
 
 
 def fault_of(name: str, mine: Any, author: int) -> Fault:
-    """Return the check of what a rank may publish under the name under which this process published `mine`."""
+    """Return the check of what a rank may publish under the name under which this process published
+    `mine`."""
 
     def fault(value: Any) -> str | None:
         if name in ("run id", "name of this start"):
-            wrong = author == 0 and not (isinstance(value, str) and _NAME.fullmatch(value))  # it becomes a file name
+            # it becomes a file name
+            wrong = author == 0 and not (isinstance(value, str) and _NAME.fullmatch(value))
             return "letters and digits" if wrong else None
         if name == "whole checkpoints":
             right = isinstance(value, list) and all(whole(step) for step in value)

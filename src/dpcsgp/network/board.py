@@ -1,9 +1,10 @@
-"""Values in the store of a run: tagged with a key if the processes share one, and checked whenever they are read.
+"""Values in the store of a run: tagged with a key if the processes share one, and checked whenever
+they are read.
 
 Whoever reaches the store's port can write to it. A value is stored as `AUTHOR TAG JSON`; the tag is
-BLAKE2b under the key of this start over (name, author, JSON), so that nobody without the key can alter
-a value, move it to another name or serve one of an earlier start. Without a key the tag is `-`, and
-only form and range of a value can be checked.
+BLAKE2b under the key of this start over (name, author, JSON), so that nobody without the key can
+alter a value, move it to another name or serve one of an earlier start. Without a key the tag is
+`-`, and only form and range of a value can be checked.
 
 Legend: a *name* is a key of the store, the *author* the rank that wrote a value (-1: the launcher).
 Reference: RFC 7693 (BLAKE2).
@@ -24,7 +25,8 @@ LAUNCHER = -1
 _NO_TAG = "-"
 _SHOWN = 40  # characters of a foreign value that an error quotes
 
-Fault = Callable[[Any], str | None]  # says what was expected in the place of a value, None if it is right
+# says what was expected in the place of a value, None if it is right
+Fault = Callable[[Any], str | None]
 
 
 class StoreValueError(DpcsgpError):
@@ -32,7 +34,8 @@ class StoreValueError(DpcsgpError):
 
 
 class Store(Protocol):
-    """The part of a key-value store that is needed here; `get` is called for keys that are there."""
+    """The part of a key-value store that is needed here; `get` is called for keys that are
+    there."""
 
     def set(self, key: str, value: str) -> None:
         """Write a value."""
@@ -54,16 +57,17 @@ class Store(Protocol):
 class Seal:
     """Makes and checks tags; without a key it has none to make and accepts all.
 
-    `start` are bytes that the launcher drew for this start and handed to its workers past the store: they bind the key
-    to the start from the beginning. Without them a key of this start is known only after the handshake (`advance`).
-    """
+    `start` are bytes that the launcher drew for this start and handed to its workers past the
+    store: they bind the key to the start from the beginning. Without them a key of this start is
+    known only after the handshake (`advance`)."""
 
     def __init__(self, key: bytes | None = None, start: str = "") -> None:
         self._bound = bool(start)
         self.key = frames.run_key(key, start.encode()) if key and start else key
 
     def advance(self, run_key: bytes | None) -> None:
-        """Use the key of this start from now on; the launcher, which shakes no hands, knows only its own."""
+        """Use the key of this start from now on; the launcher, which shakes no hands, knows only
+        its own."""
         if not self._bound:
             self.key = run_key
 
@@ -72,7 +76,9 @@ class Seal:
         if self.key is None:
             return _NO_TAG
         content = json.dumps([name, author, text]).encode()
-        return hashlib.blake2b(content, digest_size=16, key=self.key, person=b"dpcsgp store").hexdigest()
+        return hashlib.blake2b(
+            content, digest_size=16, key=self.key, person=b"dpcsgp store"
+        ).hexdigest()
 
     def fits(self, tag: object, name: str, author: int, text: str) -> bool:
         """Say whether a tag is the right one."""
@@ -103,15 +109,21 @@ class Board:
         return f"{self.rank} {self.seal.tag(name, self.rank, text)} {text}"
 
     def text(self, name: str) -> str | None:
-        """Return what a key holds, checked by nobody, or None if it is not there; does not wait for it."""
+        """Return what a key holds, checked by nobody, or None if it is not there; does not wait for
+        it."""
         return self.store.get(name).decode(errors="replace") if self.store.check([name]) else None
 
-    def look(self, name: str, author: int | None = None, fault: Fault = lambda value: None) -> Note | None:
-        """Return a checked value, None if it is not there; StoreValueError for one that nobody of this run wrote."""
+    def look(
+        self, name: str, author: int | None = None, fault: Fault = lambda value: None
+    ) -> Note | None:
+        """Return a checked value, None if it is not there; StoreValueError for one that nobody of
+        this run wrote."""
         text = self.text(name)
         return None if text is None else self.opened(name, text, author, fault)
 
-    def peek(self, name: str, author: int | None = None, fault: Fault = lambda value: None) -> Note | None:
+    def peek(
+        self, name: str, author: int | None = None, fault: Fault = lambda value: None
+    ) -> Note | None:
         """Return a checked value; one that fails the check counts as not there."""
         text = self.text(name)
         return None if text is None else self.genuine(name, text, author, fault)
@@ -125,14 +137,20 @@ class Board:
         except StoreValueError:
             return None
 
-    def opened(self, name: str, text: str, author: int | None = None, fault: Fault = lambda value: None) -> Note:
+    def opened(
+        self, name: str, text: str, author: int | None = None, fault: Fault = lambda value: None
+    ) -> Note:
         """Check what was read under a name; StoreValueError if it fails the check."""
         by, _, rest = text.partition(" ")
         tag, _, content = rest.partition(" ")
         if not _is_rank(by) or author not in (None, int(by)):
-            raise self._foreign(name, text, "no value of this run" if author is None else f"not by rank {author}")
+            raise self._foreign(
+                name, text, "no value of this run" if author is None else f"not by rank {author}"
+            )
         if not self.seal.fits(tag, name, int(by), content):
-            raise self._foreign(name, text, "its tag does not fit the key in network.key_file and this start")
+            raise self._foreign(
+                name, text, "its tag does not fit the key in network.key_file and this start"
+            )
         try:
             value = json.loads(content)
         except (ValueError, RecursionError):

@@ -1,12 +1,12 @@
 """Before the first step: do all processes mean the same run, and did they meet in the same start?
 
-First round (`hello/RANK`): every process publishes what must be equal (protocol version, world size, settings, graph,
-initial model, data shapes) and fresh random bytes; a difference names the rank and the key. With a key file hellos are
-tagged. Second round (`confirm/RANK`): every process proves that it heard the same fresh bytes from all, its own taken
-from memory. Hellos of an earlier start are tagged rightly too, but lead to other bytes than those that the process
-which they imitate has heard: the second round then fails, and no frame is sent. With a key file, the tags of this
-start's frames and of all that goes through the store later depend on all fresh bytes.
-"""
+First round (`hello/RANK`): every process publishes what must be equal (protocol version, world
+size, settings, graph, initial model, data shapes) and fresh random bytes; a difference names the
+rank and the key. With a key file hellos are tagged. Second round (`confirm/RANK`): every process
+proves that it heard the same fresh bytes from all, its own taken from memory. Hellos of an earlier
+start are tagged rightly too, but lead to other bytes than those that the process which they imitate
+has heard: the second round then fails, and no frame is sent. With a key file, the tags of this
+start's frames and of all that goes through the store later depend on all fresh bytes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ _MOST_NAMED = 3
 _GRACE_SECONDS = 5.0  # how long something else may stand in the place of a rank's hello
 _FRESH = re.compile("[0-9a-f]{32}")
 
-Reader = Callable[[int, str], str | None]  # (rank, text in the store) -> what it says, None if it is not genuine
+# (rank, text in the store) -> what it says, None if it is not genuine
+Reader = Callable[[int, str], str | None]
 
 
-def shake_hands(
+def handshake(
     board: Board, world_size: int, facts: Mapping[str, object], health: Health, seconds: float
 ) -> bytes | None:
-    """Refuse any difference between the processes; return the key of this start, None without a key file."""
+    """Refuse any difference between the processes; return the key of this start, None without a key
+    file."""
     rank, key = board.rank, board.seal.key
     mine = json.loads(json.dumps({"protocol version": PROTOCOL, "world size": world_size, **facts}))
     own = health.life = os.urandom(16).hex()
@@ -45,7 +47,9 @@ def shake_hands(
 
     fresh = waiting.gather("hello", _hello(board.seal, rank, mine, own), read_hello)
     fresh[rank] = own  # what the store says about this process is of no interest
-    transcript = hashlib.blake2b(json.dumps(fresh).encode(), digest_size=32, person=b"dpcsgp hellos").digest()
+    transcript = hashlib.blake2b(
+        json.dumps(fresh).encode(), digest_size=32, person=b"dpcsgp hellos"
+    ).digest()
     run_key = frames.run_key(key, transcript) if key else None
     confirming = Board(board.store, rank, Seal(run_key))
     proof = hashlib.blake2b(transcript, digest_size=16, person=b"dpcsgp confirm").hexdigest()
@@ -62,13 +66,16 @@ def shake_hands(
 class _Round:
     """Waits for one text of every rank and keeps up its own against whoever overwrites it."""
 
-    def __init__(self, board: Board, world_size: int, health: Health, deadline: float, seconds: float) -> None:
+    def __init__(
+        self, board: Board, world_size: int, health: Health, deadline: float, seconds: float
+    ) -> None:
         self._board, self._world_size, self._health = board, world_size, health
         self._deadline, self._seconds = deadline, seconds
         self._own: dict[str, str] = {}
 
     def gather(self, kind: str, own: str, read: Reader) -> list[str]:
-        """Publish the own text; return what `read` makes of everybody's, by rank (the own one unread)."""
+        """Publish the own text; return what `read` makes of everybody's, by rank (the own one
+        unread)."""
         self._own[f"{kind}/{self._board.rank}"] = own
         heard: dict[int, str] = {self._board.rank: own}
         refused: dict[int, float] = {}  # since when something else stands in a rank's place
@@ -84,7 +91,9 @@ class _Round:
             self._health.raise_if_failed()
             if len(heard) == self._world_size:
                 return [heard[other] for other in range(self._world_size)]
-            self._give_up_in_time(kind, [rank for rank in range(self._world_size) if rank not in heard], refused)
+            self._give_up_in_time(
+                kind, [rank for rank in range(self._world_size) if rank not in heard], refused
+            )
             time.sleep(0.05)
 
     def _keep_up(self) -> None:
@@ -94,7 +103,11 @@ class _Round:
 
     def _give_up_in_time(self, kind: str, missing: list[int], refused: Mapping[int, float]) -> None:
         now, grace = time.monotonic(), min(_GRACE_SECONDS, 0.7 * self._seconds)
-        late = [rank for rank in missing if rank in refused and now > min(refused[rank] + grace, self._deadline)]
+        late = [
+            rank
+            for rank in missing
+            if rank in refused and now > min(refused[rank] + grace, self._deadline)
+        ]
         if late:
             _refuse(self._board, kind, late[0])
         if now > self._deadline:
@@ -102,8 +115,10 @@ class _Round:
 
     def _missing(self, missing: list[int]) -> SilentPeerError:
         text = (
-            f"handshake: rank {', '.join(map(str, missing))} of {self._world_size} did not show up within "
-            f"{self._seconds:g} s; start all processes, and check that the world size is the same everywhere"
+            f"handshake: rank {', '.join(map(str, missing))} of {self._world_size} did not show "
+            "up within "
+            f"{self._seconds:g} s; start all processes, and check that the world size is the "
+            "same everywhere"
         )
         if known_cause(self._board) is None and self._board.text(CAUSE):
             text += f" ('{CAUSE}' in the store is not tagged with the key in network.key_file and was ignored)"
@@ -111,13 +126,17 @@ class _Round:
 
 
 def _hello(seal: Seal, rank: int, facts: Mapping[str, object], fresh: str) -> str:
-    """Return a hello; its place and form have been the same in all releases, so that versions can be compared."""
+    """Return a hello; its place and form have been the same in all releases, so that versions can
+    be compared."""
     content = {"facts": facts, "fresh": fresh}
     return json.dumps({**content, "tag": seal.tag(f"hello/{rank}", rank, json.dumps(content))})
 
 
-def _read_hello(seal: Seal, rank: int, mine: Mapping[str, object], other: int, text: str) -> str | None:
-    """Return the fresh bytes of a hello, None if it is not genuine; ConfigError if it is and the facts differ."""
+def _read_hello(
+    seal: Seal, rank: int, mine: Mapping[str, object], other: int, text: str
+) -> str | None:
+    """Return the fresh bytes of a hello, None if it is not genuine; ConfigError if it is and the
+    facts differ."""
     facts, fresh, tag = _parts(text)
     content = json.dumps({"facts": facts, "fresh": fresh})
     if facts is None or not seal.fits(tag, f"hello/{other}", other, content):
@@ -143,7 +162,8 @@ def _refuse(board: Board, kind: str, other: int) -> NoReturn:
     if kind == "confirm":
         raise SilentPeerError(
             f"handshake: rank {other} met other processes than this one ({where} does not fit): "
-            "some rank was started twice or restarted alone, or something else writes to the store. Stop all processes, then start them all"
+            "some rank was started twice or restarted alone, or something else writes to the "
+            "store. Stop all processes, then start them all"
         )
     facts = _parts(board.text(f"hello/{other}") or "")[0] or {}
     version = facts.get("protocol version")
@@ -157,15 +177,19 @@ def _refuse(board: Board, kind: str, other: int) -> NoReturn:
     )
 
 
-def _compare(rank: int, mine: Mapping[str, object], other_rank: int, theirs: Mapping[str, object]) -> None:
+def _compare(
+    rank: int, mine: Mapping[str, object], other_rank: int, theirs: Mapping[str, object]
+) -> None:
     keys = [*mine, *(key for key in theirs if key not in mine)]
     differing = [key for key in keys if mine.get(key) != theirs.get(key)]
     if not differing:
         return
     named = ", ".join(
-        f"{key} = {theirs.get(key)!r} (rank {rank}: {mine.get(key)!r})" for key in differing[:_MOST_NAMED]
+        f"{key} = {theirs.get(key)!r} (rank {rank}: {mine.get(key)!r})"
+        for key in differing[:_MOST_NAMED]
     )
     more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
     raise ConfigError(
-        f"handshake: rank {other_rank} has {named}{more}; start all processes with the same settings, data and version"
+        f"handshake: rank {other_rank} has {named}{more}; start all processes with the same "
+        "settings, data and version"
     )

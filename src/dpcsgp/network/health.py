@@ -1,15 +1,16 @@
-"""Who is silent? Heartbeats and one shared cause of failure, so that every process ends in time and names the same culprit.
+"""Who is silent? Heartbeats and one shared cause of failure, so that every process ends in time and
+names the same culprit.
 
-When one process stops, its receivers notice first, but their own receivers only see *them* fall silent. So every process
-beats from a thread of its own (a process that merely waits keeps beating, a stopped one does not) and says for whom it
-waits; whoever gives up follows the chain of waiting to its end and leaves the cause in the store, where the first one
-written is everybody's. The same thread looks for a request to stop, so that no step has to wait for an answer of the
-store. A second thread ends the process if even that takes too long: a store whose host is frozen can block a call for
-ever.
+When one process stops, its receivers notice first, but their own receivers only see *them* fall
+silent. So every process beats from a thread of its own (a process that merely waits keeps beating,
+a stopped one does not) and says for whom it waits; whoever gives up follows the chain of waiting to
+its end and leaves the cause in the store, where the first one written is everybody's. The same
+thread looks for a request to stop, so that no step has to wait for an answer of the store. A second
+thread ends the process if even that takes too long: a store whose host is frozen can block a call
+for ever.
 
-With a key all values are tagged; a value that fails the check counts as not there, so that whoever writes to the store
-without the key cannot blame anybody.
-"""
+With a key all values are tagged; a value that fails the check counts as not there, so that whoever
+writes to the store without the key cannot blame anybody."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from dpcsgp.network.board import Board, Seal, Store
 
 CAUSE = "cause of failure"
 STOP_ASKED = "stop asked"
-PATIENCE = 0.6  # of the time-out, for one wait; the rest is for finding out who is to blame and telling it
+PATIENCE = (
+    0.6  # of the time-out, for one wait; the rest is for finding out who is to blame and telling it
+)
 _LONGEST_CAUSE = 4000
 _TRIES = 5
 
@@ -43,7 +46,8 @@ class Cause(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """One sign of life: its number, the rank it waits for (-1: nobody), and in which start it lives."""
+    """One sign of life: its number, the rank it waits for (-1: nobody), and in which start it
+    lives."""
 
     number: int
     waits: int
@@ -51,9 +55,12 @@ class Beat(NamedTuple):
 
 
 def announce(board: Board, text: str, rank: int = -1) -> Cause:
-    """Make this the cause of the run's failure, unless there is one already; return the one that counts."""
+    """Make this the cause of the run's failure, unless there is one already; return the one that
+    counts."""
     cause = Cause(text[:_LONGEST_CAUSE], rank)
-    for _ in range(_TRIES):  # something that nobody of this run wrote may stand there, and may be written again
+    for _ in range(
+        _TRIES
+    ):  # something that nobody of this run wrote may stand there, and may be written again
         held = board.text(CAUSE) or ""
         if known := _cause_in(board, held):
             return known
@@ -72,12 +79,18 @@ def _cause_in(board: Board, text: str) -> Cause | None:
 
 
 def _cause_fault(value: Any) -> str | None:
-    right = isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int
+    right = (
+        isinstance(value, list)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and type(value[1]) is int
+    )
     return None if right and len(value[0]) <= _LONGEST_CAUSE else "a text and a rank"
 
 
-def take_leave(board: Board, world_size: int, seconds: float) -> None:
-    """Say goodbye and wait a moment for the others, who may still want to read the store that ends with this process."""
+def exit_barrier(board: Board, world_size: int, seconds: float) -> None:
+    """Say goodbye and wait a moment for the others, who may still want to read the store that ends
+    with this process."""
     deadline = time.monotonic() + seconds
     board.put(f"gone/{board.rank}", True)
     staying = set(range(world_size)) - {board.rank}
@@ -96,7 +109,8 @@ def label(nodes: Sequence[int], rank: int) -> str:
 
 
 def end_process(message: str, code: int = 1) -> NoReturn:
-    """End at once, whatever other threads are stuck in; checkpoints and ledgers are whole at every moment."""
+    """End at once, whatever other threads are stuck in; checkpoints and ledgers are whole at every
+    moment."""
     print(f"error: {message}", file=sys.stderr, flush=True)
     os._exit(code)
 
@@ -115,7 +129,8 @@ class Health:
     ) -> None:
         self.rank, self.nodes_of_rank, self.timeout = rank, nodes_of_rank, timeout
         self.interval = min(1.0, timeout / 20)
-        self.linger = min(3.0, timeout / 10)  # for the others to read the store before its host goes
+        # for the others to read the store before its host goes
+        self.linger = min(3.0, timeout / 10)
         self.waiting_for = -1
         self.cause: Cause | None = None
         self.stop_asked = False  # some process was asked to stop the run
@@ -130,7 +145,9 @@ class Health:
         # A store connection serves one thread at a time: the heart has its own.
         self._board = Board(open_store(), rank, self.seal)
         self._threads = [
-            threading.Thread(target=self._beat, args=(Board(open_store(), rank, self.seal),), daemon=True),
+            threading.Thread(
+                target=self._beat, args=(Board(open_store(), rank, self.seal),), daemon=True
+            ),
             threading.Thread(target=self._watch, daemon=True),
         ]
         for thread in self._threads:
@@ -144,7 +161,8 @@ class Health:
 
     @contextmanager
     def limit(self, seconds: float | None = None) -> Iterator[float]:
-        """Bound whatever is done inside: give up waiting at the moment that is yielded; the rest is for the diagnosis."""
+        """Bound whatever is done inside: give up waiting at the moment that is yielded; the rest is
+        for the diagnosis."""
         seconds = seconds or self.timeout
         start = self._waiting_since = time.monotonic()
         self._deadline = start + seconds - 0.1 * self.timeout
@@ -153,7 +171,8 @@ class Health:
         except RuntimeError as error:  # of the store; errors of this package are no RuntimeErrors
             self.raise_if_failed()
             raise SilentPeerError(
-                "the store of the run went silent: the launcher or the machine of rank 0 ended; continue with --resume"
+                "the store of the run went silent: the launcher or the machine of rank 0 ended; "
+                "continue with --resume"
             ) from error
         finally:
             self._deadline, self.waiting_for = None, -1
@@ -164,14 +183,16 @@ class Health:
             raise SilentPeerError(self.cause.text)
 
     def give_up(self, waited_for: int) -> SilentPeerError:
-        """Find out who keeps the run from going on, tell everybody, and return the error to raise."""
+        """Find out who keeps the run from going on, tell everybody, and return the error to
+        raise."""
         waited = time.monotonic() - self._waiting_since if self._deadline is not None else 0.0
         try:
             self.cause = known_cause(self._board) or self._investigate(waited_for, waited)
         except RuntimeError:
             name = label(self.nodes_of_rank[waited_for], waited_for)
             return SilentPeerError(
-                f"the store of the run went silent together with {name}: the launcher or the machine of rank 0 ended; "
+                f"the store of the run went silent together with {name}: the launcher or the "
+                "machine of rank 0 ended; "
                 "continue with --resume"
             )
         return SilentPeerError(self.cause.text)
@@ -180,22 +201,28 @@ class Health:
         before, watched = self._beats(), 4 * self.interval
         time.sleep(watched)
         after = self._beats()
-        silent = {rank for rank, (old, new) in enumerate(zip(before, after, strict=True)) if old == new} - {self.rank}
+        silent = {
+            rank for rank, (old, new) in enumerate(zip(before, after, strict=True)) if old == new
+        } - {self.rank}
         rank, seen = waited_for, {self.rank}
         while rank not in silent | seen and after[rank].waits >= 0:
             seen.add(rank)
             rank = after[rank].waits
-        if rank not in silent and silent:  # whoever has not said yet for whom it waits breaks the chain
+        if (
+            rank not in silent and silent
+        ):  # whoever has not said yet for whom it waits breaks the chain
             rank = min(silent)
         name = label(self.nodes_of_rank[rank], rank)
         if rank in silent:
             text = (
-                f"{name} went silent: no heartbeat for {watched:g} s, after a wait of {waited:.1f} s; restart it and "
+                f"{name} went silent: no heartbeat for {watched:g} s, after a wait of "
+                f"{waited:.1f} s; restart it and "
                 "continue with --resume"
             )
         elif self.lives and after[rank].life != self.lives[rank]:
             text = (
-                f"{name} was restarted alone and cannot rejoin a run that is under way; stop all processes, then continue "
+                f"{name} was restarted alone and cannot rejoin a run that is under way; stop all "
+                "processes, then continue "
                 "with --resume on every machine"
             )
         else:
@@ -203,24 +230,31 @@ class Health:
         return announce(self._board, text, rank)
 
     def _silence(self, waited: float) -> str:
-        """Say what is known of a rank whose heart beats; waits end before the time-out, so that all can be told."""
+        """Say what is known of a rank whose heart beats; waits end before the time-out, so that all
+        can be told."""
         if waited < 0.95 * PATIENCE * self.timeout:
-            return (
-                f"a connection broke after a wait of {waited:.1f} s; look at the network, then continue with --resume"
-            )
+            return f"a connection broke after a wait of {waited:.1f} s; look at the network, then continue with --resume"
         return (
-            f"sent nothing for {waited:.1f} s (a step may take {100 * PATIENCE:g} % of network.timeout_seconds = "
+            f"sent nothing for {waited:.1f} s (a step may take {100 * PATIENCE:g} % of "
+            "network.timeout_seconds = "
             f"{self.timeout:g}); raise network.timeout_seconds if it is only slow"
         )
 
     def _beats(self) -> list[Beat]:
         """Return each rank's last beat."""
-        notes = [self._board.peek(f"beat/{rank}", rank, self._beat_fault) for rank in range(len(self.nodes_of_rank))]
+        notes = [
+            self._board.peek(f"beat/{rank}", rank, self._beat_fault)
+            for rank in range(len(self.nodes_of_rank))
+        ]
         return [Beat(*note.value) if note else Beat(0, -1, "") for note in notes]
 
     def _beat_fault(self, value: Any) -> str | None:
         right = isinstance(value, list) and [type(part) for part in value] == [int, int, str]
-        return None if right and -1 <= value[1] < len(self.nodes_of_rank) else "a count, a rank and a name"
+        return (
+            None
+            if right and -1 <= value[1] < len(self.nodes_of_rank)
+            else "a count, a rank and a name"
+        )
 
     def _beat(self, board: Board) -> None:
         count = 0
@@ -240,11 +274,17 @@ class Health:
             deadline, now = self._deadline, time.monotonic()
             if deadline is None:
                 continue
-            if self.cause is not None and self._cause_since and now > self._cause_since + self.linger:
+            if (
+                self.cause is not None
+                and self._cause_since
+                and now > self._cause_since + self.linger
+            ):
                 self._end(self.cause.text)
             elif now > deadline:
                 rank = max(self.waiting_for, 0)
                 self._end(
-                    f"the store of the run went silent: no answer from it or from {label(self.nodes_of_rank[rank], rank)} "
-                    f"for {now - self._waiting_since:.1f} s; look at the machine that serves it (rank 0's), then continue with --resume"
+                    "the store of the run went silent: no answer from it or from "
+                    f"{label(self.nodes_of_rank[rank], rank)} "
+                    f"for {now - self._waiting_since:.1f} s; look at the machine that serves it "
+                    "(rank 0's), then continue with --resume"
                 )

@@ -1,7 +1,8 @@
-"""All nodes in one process: an exchange returns its argument, and every byte is counted as if it had travelled.
+"""All nodes in one process: an exchange returns its argument, and every byte is counted as if it
+had travelled.
 
-Legend: N hosted nodes (here all of them), S senders heard (here the same), B bytes of a frame, D columns.
-"""
+Legend: N hosted nodes (here all of them), S senders heard (here the same), B bytes of a frame, D
+columns."""
 
 from __future__ import annotations
 
@@ -27,6 +28,6 @@ class Simulator(Mixer):
         self.traffic.count(frames_NB.shape[1])
         return frames_NB
 
-    def agree(self, name: str, value: Any) -> list[Any]:
+    def gather_values(self, name: str, value: Any) -> list[Any]:
         """Return the values of all processes: there is only this one."""
         return [value]

@@ -1,7 +1,9 @@
-"""Frames between real processes over torch.distributed: gloo on CPUs, NCCL on GPUs. The only importer of torch.distributed.
+"""Frames between real processes over torch.distributed: gloo on CPUs, NCCL on GPUs. The only
+importer of torch.distributed.
 
-Each process hosts some nodes. A frame travels once from its sender to every other process that hosts one of its
-receivers, point to point; all sends and receives of a round are under way at once. There is no collective operation.
+Each process hosts some nodes. A frame travels once from its sender to every other process that
+hosts one of its receivers, point to point; all sends and receives of a round are under way at once.
+There is no collective operation.
 
 Legend: N hosted nodes, S senders heard, B bytes of a frame, D columns.
 """
@@ -36,7 +38,7 @@ START = "DPCSGP_START"  # in the environment of the launcher's workers
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessEnvironment:
     """Where this process stands among all, as torchrun tells it through the environment."""
 
     rank: int
@@ -48,13 +50,16 @@ class Place:
     start: str = ""  # what the launcher of this start drew and told its workers only
 
     @classmethod
-    def from_environment(cls) -> Place | None:
-        """Return this process's place, or None if it was not started by torchrun or `dpcsgp launch`."""
+    def from_environment(cls) -> ProcessEnvironment | None:
+        """Return this process's place, or None if it was not started by torchrun or `dpcsgp
+        launch`."""
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return None
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if not 0 <= rank < world_size:
-            raise ConfigError(f"RANK = {rank}, WORLD_SIZE = {world_size}: ranks run from 0 to {world_size - 1}")
+            raise ConfigError(
+                f"RANK = {rank}, WORLD_SIZE = {world_size}: ranks run from 0 to {world_size - 1}"
+            )
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
         return cls(
             rank,
@@ -71,11 +76,15 @@ class Place:
         limit = timedelta(seconds=timeout)
         try:
             if not hosting:
-                _await_port(self.host, self.port, timeout)  # torch's own attempts take up to twice the limit
-            store = dist.TCPStore(self.host, self.port, is_master=hosting, wait_for_workers=False, timeout=limit)
+                # torch's own attempts take up to twice the limit
+                _await_port(self.host, self.port, timeout)
+            store = dist.TCPStore(
+                self.host, self.port, is_master=hosting, wait_for_workers=False, timeout=limit
+            )
         except (RuntimeError, OSError) as error:
             raise SilentPeerError(
-                f"rank {self.rank} cannot reach the store of the run at {self.host}:{self.port} within {timeout:g} s; "
+                f"rank {self.rank} cannot reach the store of the run at {self.host}:{self.port} "
+                f"within {timeout:g} s; "
                 "start rank 0 first, and check MASTER_ADDR, MASTER_PORT and the firewall"
             ) from error
         return dist.PrefixStore(f"dpcsgp/{self.attempt}", store)
@@ -96,35 +105,51 @@ def _await_port(host: str, port: int, seconds: float) -> None:
 
 
 def serve_store() -> dist.TCPStore:
-    """Serve a store from this process (the launcher's) on a free port that only this machine can reach."""
-    listener = socket.create_server(("127.0.0.1", 0))  # the store's own listener would be open to every interface
+    """Serve a store from this process (the launcher's) on a free port that only this machine can
+    reach."""
+    # the store's own listener would be open to every interface
+    listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
-def spread(num_nodes: int, world_size: int) -> list[tuple[int, ...]]:
+def nodes_of_ranks(num_nodes: int, world_size: int) -> list[tuple[int, ...]]:
     """Return the nodes of each rank: consecutive, as even as possible.
 
-    >>> spread(5, 2)
+    >>> nodes_of_ranks(5, 2)
     [(0, 1, 2), (3, 4)]
     """
     if not 1 <= world_size <= num_nodes:
         raise ConfigError(
-            f"world size {world_size}: the graph has {num_nodes} nodes; start between 1 and {num_nodes} processes"
+            f"world size {world_size}: the graph has {num_nodes} nodes; start between 1 and "
+            f"{num_nodes} processes"
         )
-    return [tuple(int(node) for node in part) for part in np.array_split(np.arange(num_nodes), world_size)]
+    return [
+        tuple(int(node) for node in part)
+        for part in np.array_split(np.arange(num_nodes), world_size)
+    ]
 
 
 def largest_lead(topology: Topology) -> int:
-    """Return how many rounds one node can be ahead of another: `1 + max over (i, j) of the hops from i to j`.
+    """Return how many rounds one node can be ahead of another: `1 + max over (i, j) of the hops
+    from i to j`.
 
-    Node j finishes round t only with the round-t messages of its senders, so it waits for everybody sooner or later.
+    Node j finishes round t only with the round-t messages of its senders, so it waits for everybody
+    sooner or later.
 
     >>> from dpcsgp.graphs import directed_ring
     >>> largest_lead(directed_ring(5))
     5
     """
-    return 1 + int(shortest_path((topology.weights > 0).astype(float, order="C"), unweighted=True).max())
+    return 1 + int(
+        shortest_path((topology.weights > 0).astype(float, order="C"), unweighted=True).max()
+    )
 
 
 class TorchDistributed(Mixer):
@@ -133,13 +158,13 @@ class TorchDistributed(Mixer):
     def __init__(
         self,
         topology: Topology,
-        place: Place,
+        place: ProcessEnvironment,
         store: dist.Store,
         health: Health,
         key: bytes | None = None,
         backend: str = "gloo",
     ) -> None:
-        hosting = spread(topology.num_nodes, place.world_size)
+        hosting = nodes_of_ranks(topology.num_nodes, place.world_size)
         super().__init__(topology, hosting[place.rank])
         self.topology, self.key = topology, key
         self._place, self._store, self._health = place, store, health
@@ -150,33 +175,45 @@ class TorchDistributed(Mixer):
         self._sends = [
             (row, rank)
             for row, node in enumerate(self.nodes)
-            for rank in sorted({rank_of[receiver] for receiver in topology.receivers_from(node)} - {place.rank})
+            for rank in sorted(
+                {rank_of[receiver] for receiver in topology.receivers_from(node)} - {place.rank}
+            )
         ]
         self._receives = [
-            (row, rank_of[sender]) for row, sender in enumerate(self.senders) if rank_of[sender] != place.rank
+            (row, rank_of[sender])
+            for row, sender in enumerate(self.senders)
+            if rank_of[sender] != place.rank
         ]
         self._join_group(backend)
 
     @property
     def bytes_to_processes(self) -> int:
-        """Frame bytes that left this process since the start of the run: edges within a process cost nothing."""
+        """Frame bytes that left this process since the start of the run: edges within a process
+        cost nothing."""
         return len(self._sends) * self.traffic.bytes_per_edge
 
     def exchange(self, frames_NB: Tensor) -> Tensor:
         """Send each hosted node's frame to its receivers; return the frames of `senders`."""
         frames_NB = frames_NB.contiguous().to(self._device)
-        received_SB = torch.zeros(len(self.senders), frames_NB.shape[1], dtype=torch.uint8, device=self._device)
+        received_SB = torch.zeros(
+            len(self.senders), frames_NB.shape[1], dtype=torch.uint8, device=self._device
+        )
         received_SB[list(self.own_rows)] = frames_NB
-        # Both sides list the frames of one pair of ranks by ascending sender; the tag says it again.
+        # Both sides list the frames of one pair of ranks by ascending sender; the tag says it
+        # again.
         receives = [
-            dist.P2POp(dist.irecv, received_SB[row], rank, tag=self.senders[row]) for row, rank in self._receives
+            dist.P2POp(dist.irecv, received_SB[row], rank, tag=self.senders[row])
+            for row, rank in self._receives
         ]
-        sends = [dist.P2POp(dist.isend, frames_NB[row], rank, tag=self.nodes[row]) for row, rank in self._sends]
+        sends = [
+            dist.P2POp(dist.isend, frames_NB[row], rank, tag=self.nodes[row])
+            for row, rank in self._sends
+        ]
         self._complete([*receives, *sends], [rank for _, rank in (*self._receives, *self._sends)])
         self.traffic.count(frames_NB.shape[1])
         return received_SB.cpu()
 
-    def agree(self, name: str, value: Any, seconds: float | None = None) -> list[Any]:
+    def gather_values(self, name: str, value: Any, seconds: float | None = None) -> list[Any]:
         """Publish a small JSON value and wait for everybody's, by rank."""
         own = self._place.rank
         with self._health.limit(seconds) as give_up_at:
@@ -211,7 +248,8 @@ class TorchDistributed(Mixer):
         if not operations:
             return
         with self._health.limit() as give_up_at:
-            peer = self._health.waiting_for = peers[0]  # starting to send to a dead peer fails at once, too
+            # starting to send to a dead peer fails at once, too
+            peer = self._health.waiting_for = peers[0]
             try:
                 works = dist.batch_isend_irecv(list(operations))
                 for work, peer in zip(works, peers, strict=False):  # NCCL returns one work for all
@@ -233,8 +271,10 @@ class TorchDistributed(Mixer):
             except RuntimeError as error:
                 self._health.raise_if_failed()
                 raise SilentPeerError(
-                    f"rank {self._place.rank} cannot connect to the other processes: {str(error).splitlines()[0]}; "
-                    "set GLOO_SOCKET_IFNAME to the network interface that reaches the other machines"
+                    f"rank {self._place.rank} cannot connect to the other processes: "
+                    f"{str(error).splitlines()[0]}; "
+                    "set GLOO_SOCKET_IFNAME to the network interface that reaches the other "
+                    "machines"
                 ) from error
 
 

@@ -1,4 +1,5 @@
-"""What was really sent: every frame, headers included, on every directed edge. Messages to oneself do not count."""
+"""What was really sent: every frame, headers included, on every directed edge. Messages to oneself
+do not count."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from dpcsgp.graphs import Topology
 
 @dataclass
 class Traffic:
-    """Counts of bytes sent by the hosted nodes since the start of the run (a resumed run goes on counting)."""
+    """Counts of bytes sent by the hosted nodes since the start of the run (a resumed run goes on
+    counting)."""
 
     out_degrees: tuple[int, ...]
     bytes_per_edge: int = 0
@@ -24,16 +26,22 @@ class Traffic:
         return cls(degrees, bytes_sent=[0] * len(degrees))
 
     def count(self, frame_bytes: int) -> None:
-        """Count one round in which every hosted node sent a frame of this size along each of its edges."""
+        """Count one round in which every hosted node sent a frame of this size along each of its
+        edges."""
         self.rounds += 1
         self.bytes_per_edge += frame_bytes
         self.bytes_sent = [
-            sent + degree * frame_bytes for sent, degree in zip(self.bytes_sent, self.out_degrees, strict=True)
+            sent + degree * frame_bytes
+            for sent, degree in zip(self.bytes_sent, self.out_degrees, strict=True)
         ]
 
     def as_dict(self) -> dict[str, int | list[int]]:
         """Return what a checkpoint keeps."""
-        return {"bytes_per_edge": self.bytes_per_edge, "rounds": self.rounds, "bytes_sent": list(self.bytes_sent)}
+        return {
+            "bytes_per_edge": self.bytes_per_edge,
+            "rounds": self.rounds,
+            "bytes_sent": list(self.bytes_sent),
+        }
 
     def restore(self, bytes_per_edge: int, rounds: int, bytes_sent: list[int]) -> None:
         """Go on counting from a checkpoint."""

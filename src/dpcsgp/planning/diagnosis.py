@@ -1,8 +1,9 @@
-"""What the doctor finds out about one setting: graph, theory, stability and price of a message, from public facts alone.
+"""What the doctor finds out about one setting: graph, theory, stability and price of a message,
+from public facts alone.
 
-Healthy means that gossip contracts in the mean square (or, where no law exists, that the mixing rate is the cautious
-one). The conditions of the convergence theorem are reported but do not decide: they fail for almost every compressor that
-trains well.
+Healthy means that gossip contracts in the mean square (or, where no law exists, that the mixing
+rate is the cautious one). The conditions of the convergence theorem are reported but do not decide:
+they fail for almost every compressor that trains well.
 
 Legend: N nodes.
 """
@@ -42,15 +43,15 @@ SWEEP: Final = (
     "gsgd:8", "gsgd:8/512", "gsgd:4/64", "rot:1", "rot:2", "rot:3", "rot:4",
 )  # fmt: skip
 SILENT: Final = ("local", "dp-sgd")
-_LARGEST_SPREAD: Final = (
-    0.1  # a judgement: nodes that differ by more than a tenth of what they learned hardly share a model
-)
+# a judgement: nodes that differ by more than a tenth of what they learned hardly share a model
+_LARGEST_SPREAD: Final = 0.1
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """All findings about one setting; `stability` is None where nothing is compressed with error feedback."""
+    """All findings about one setting; `stability` is None where nothing is compressed with error
+    feedback."""
 
     topology: Topology
     algorithm: str
@@ -61,7 +62,8 @@ class Diagnosis:
     theorem: TheoremReport
     radius: float
     disagreement: float
-    spread: float  # what never fades, as a share of the common displacement; above 0 for quantised blocks only
+    # what never fades, as a share of the common displacement; above 0 for quantised blocks only
+    spread: float
     bytes_per_round: int
     paper_bits_per_round: int
     healthy: bool
@@ -74,15 +76,20 @@ class Diagnosis:
 
 
 def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
-    """Examine the graph, compressor and mixing rate that the settings name, for `dim` coordinates."""
+    """Examine the graph, compressor and mixing rate that the settings name, for `dim`
+    coordinates."""
     if dim < 1:
         raise ConfigError(f"--dim {dim}: expected at least 1 coordinate")
     topology, name = build_topology(config), config.algorithm.name
-    compressor = parse_compressor(config.compression.spec if name in (*COMPRESSED, "dp-block") else "none")
+    compressor = parse_compressor(
+        config.compression.spec if name in (*COMPRESSED, "dp-block") else "none"
+    )
     wanted = config.algorithm.mixing_rate
     stability = None
     if name in COMPRESSED:
-        stability = stability_report(topology, compressor, dim, None if wanted == "auto" else wanted)
+        stability = stability_report(
+            topology, compressor, dim, None if wanted == "auto" else wanted
+        )
     rate = stability.mixing_rate if stability else 1.0
     payload = math.ceil(dim / config.algorithm.num_blocks) if name == "dp-block" else dim
     epsilon, delta = (_smallest(value) for value in (config.privacy.epsilon, config.privacy.delta))
@@ -103,45 +110,69 @@ def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
 def _contraction(
     config: Config, topology: Topology, compressor: Compressor, rate: float, dim: int
 ) -> tuple[float, float, float]:
-    """Return radius, steady-state disagreement under unit noise, and the spread that never fades."""
+    """Return radius, steady-state disagreement under unit noise, and the spread that never
+    fades."""
     name, num_blocks = config.algorithm.name, config.algorithm.num_blocks
     if name in SILENT:
         return (1.0, math.inf, 0.0) if topology.num_nodes > 1 else (0.0, 0.0, 0.0)
     if name == "dp-block":
         setting, order = (topology, compressor, num_blocks, dim), config.algorithm.block_order
-        return block_radius(*setting, order), block_disagreement(*setting, order), block_spread(*setting)
+        return (
+            block_radius(*setting, order),
+            block_disagreement(*setting, order),
+            block_spread(*setting),
+        )
     setting = (topology, compressor, rate, dim)
     return mixing_radius(*setting), steady_state_disagreement(*setting), 0.0
 
 
-def _verdict(config: Config, stability: StabilityReport | None, radius: float, spread: float) -> tuple[bool, str]:
+def _verdict(
+    config: Config, stability: StabilityReport | None, radius: float, spread: float
+) -> tuple[bool, str]:
     name = config.algorithm.name
     if stability is not None:
         return stability.healthy, stability.explanation
     if name in SILENT:
-        return True, f"{name} exchanges nothing: there is nothing to diverge, and nothing is learned from others."
+        return (
+            True,
+            f"{name} exchanges nothing: there is nothing to diverge, and nothing is learned from "
+            "others.",
+        )
     if name != "dp-block":
         return (
             True,
-            f"{name} gossips without compression: the disagreement shrinks by {radius:.4f} a round on this graph.",
+            f"{name} gossips without compression: the disagreement shrinks by {radius:.4f} a "
+            "round on this graph.",
         )
     what = f"dp-block gossips on one of {config.algorithm.num_blocks} blocks a round"
     if config.compression.spec == "none":
-        return True, f"{what}, exactly: the disagreement shrinks by {radius:.4f} a round on this graph."
-    return _verdict_on_quantised_blocks(f"{what} with compression.spec = {config.compression.spec!r}", radius, spread)
+        return (
+            True,
+            f"{what}, exactly: the disagreement shrinks by {radius:.4f} a round on this graph.",
+        )
+    return _verdict_on_quantised_blocks(
+        f"{what} with compression.spec = {config.compression.spec!r}", radius, spread
+    )
 
 
 def _verdict_on_quantised_blocks(what: str, radius: float, spread: float) -> tuple[bool, str]:
-    remedy = "set compression.spec = 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
+    remedy = (
+        "set compression.spec = 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
+    )
     if math.isnan(radius):
         return (
             False,
-            f"{what}: the error of this compressor depends on the shape of the vector, no law exists; {remedy}.",
+            f"{what}: the error of this compressor depends on the shape of the vector, no law "
+            f"exists; {remedy}.",
         )
     if radius >= 1.0:
-        return False, f"{what}: the disagreement grows by a factor of {radius:.4f} a round; {remedy}."
+        return (
+            False,
+            f"{what}: the disagreement grows by a factor of {radius:.4f} a round; {remedy}.",
+        )
     law = (
-        f"{what}: the disagreement shrinks by {radius:.4f} a round, down to {100 * spread:.2g} % of the displacement that "
+        f"{what}: the disagreement shrinks by {radius:.4f} a round, down to {100 * spread:.2g} % "
+        "of the displacement that "
         "all nodes share, because whole values are compressed and not differences"
     )
     return (True, f"{law}.") if spread <= LARGEST_SPREAD else (False, f"{law}; {remedy}.")
@@ -150,7 +181,8 @@ def _verdict_on_quantised_blocks(what: str, radius: float, spread: float) -> tup
 @final
 @dataclass(frozen=True)
 class SweepRow:
-    """One compressor on one graph: what mixing rate 1 does, and the best rate (nan where none is stable)."""
+    """One compressor on one graph: what mixing rate 1 does, and the best rate (nan where none is
+    stable)."""
 
     compressor: str
     radius_at_one: float
@@ -190,13 +222,16 @@ def _sweep_row(topology: Topology, compressor: Compressor, dim: int) -> SweepRow
 def radius_curves(
     topology: Topology, dim: int, specs: Sequence[str], num_rates: int = 40
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return mixing rates from 0.02 to 1, and the radius at each of them for every compressor that has a law."""
+    """Return mixing rates from 0.02 to 1, and the radius at each of them for every compressor that
+    has a law."""
     rates = np.geomspace(0.02, 1.0, num_rates)
     curves = {}
     for spec in dict.fromkeys(specs):
         compressor = parse_compressor(spec)
         if compressor.moments(dim) is not None:
-            curves[spec] = np.array([mixing_radius(topology, compressor, float(rate), dim) for rate in rates])
+            curves[spec] = np.array(
+                [mixing_radius(topology, compressor, float(rate), dim) for rate in rates]
+            )
     return rates, curves
 
 

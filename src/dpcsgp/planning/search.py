@@ -1,11 +1,12 @@
-"""Try batch sizes, numbers of steps and ways of exchanging; keep what fits the limits, rank it, choose one.
+"""Try batch sizes, numbers of steps and ways of exchanging; keep what fits the limits, rank it,
+choose one.
 
-For every plan: noise multiplier from the accountant, outlook (see `outlook`), exact bytes per edge, memory, and seconds
-from timed parts. Limits are checked before the accountant is asked, so that it is asked seldom. The front holds the plans
-that no other beats in shortfall, bytes and seconds at once. The choice is the quickest plan whose shortfall is within two per cent of
-the smallest: batch sizes that differ only in time are common, because full composition makes noise per step and number
-of steps trade evenly.
-"""
+For every plan: noise multiplier from the accountant, outlook (see `outlook`), exact bytes per edge,
+memory, and seconds from timed parts. Limits are checked before the accountant is asked, so that it
+is asked seldom. The front holds the plans that no other beats in shortfall, bytes and seconds at
+once. The choice is the quickest plan whose shortfall is within two per cent of the smallest: batch
+sizes that differ only in time are common, because full composition makes noise per step and number
+of steps trade evenly."""
 
 from __future__ import annotations
 
@@ -21,15 +22,21 @@ from dpcsgp.graphs import block_disagreement, block_radius, steady_state_disagre
 from dpcsgp.planning.outlook import Gossip, Outlook, foresee
 from dpcsgp.planning.timing import StepTimes, data_bytes, state_bytes, time_exchange, time_parts
 from dpcsgp.privacy import calibrate_noise
-from dpcsgp.runs.design import Blueprint, Facts, design
-from dpcsgp.runs.facts import declared_facts
+from dpcsgp.runs.design import RunDesign, design_run
+from dpcsgp.runs.facts import Facts, declared_facts
 
 BATCH_SHARES: Final = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 2 / 3, 1.0)
 STEPS: Final = (15, 20, 30, 40, 50, 60, 70, 100, 150, 200, 300, 400)
 COMPRESSORS: Final = (
     "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/64", "gsgd:8/512", "rand:0.5", "rand:0.1", "rand:0.02", "none",
 )  # fmt: skip
-BLOCKS: Final = ((10, "none"), (30, "none"), (3, "gsgd:8/64"), (10, "gsgd:8/64"))  # number, compression
+# number, compression
+BLOCKS: Final = (
+    (10, "none"),
+    (30, "none"),
+    (3, "gsgd:8/64"),
+    (10, "gsgd:8/64"),
+)
 SELDOM: Final = 3  # also try the two coarsest rotations with an exchange in every third step only
 POLISH_ROUNDS: Final = 3
 AT_THE_END: Final = "local-then-average"
@@ -49,7 +56,8 @@ class NothingFitsError(ConfigError):
 @final
 @dataclass(frozen=True)
 class Limits:
-    """What a run may cost: megabytes (10^6 bytes) over one edge, minutes of training in one process; None = no limit."""
+    """What a run may cost: megabytes (10^6 bytes) over one edge, minutes of training in one
+    process; None = no limit."""
 
     megabytes: float | None = None
     minutes: float | None = None
@@ -103,20 +111,21 @@ class Plan:
 @final
 @dataclass(frozen=True)
 class Way:
-    """One way of exchanging: a blueprint with it, how it gossips, and the seconds of one exchange."""
+    """One way of exchanging: a design with it, how it gossips, and the seconds of one exchange."""
 
-    blueprint: Blueprint
+    design: RunDesign
     gossip: Gossip
     seconds: float
 
 
 def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda text: None) -> Plan:
-    """Return every plan within the limits; graph, task, model, budget and clip norm are those of `config`."""
+    """Return every plan within the limits; graph, task, model, budget and clip norm are those of
+    `config`."""
     _require_numbers(config)
     sizes = batch_sizes(min(facts.num_examples))
     ways = _ways(config, facts, sizes[len(sizes) // 2], tell)
     tell("timing private gradients on random inputs")
-    times = time_parts(ways[0].blueprint)
+    times = time_parts(ways[0].design)
     affordable = [
         sketch for way in ways for size in sizes for steps in STEPS
         if limits.allow((sketch := _sketch(way, size, steps, times)).bytes_per_edge, sketch.seconds)
@@ -124,22 +133,31 @@ def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda tex
     if not affordable:
         raise NothingFitsError(
             f"--max-megabytes {limits.megabytes}, --max-minutes {limits.minutes}: none of"
-            f" {len(ways) * len(sizes) * len(STEPS)} plans fits; allow more, or choose a smaller model or other features"
+            f" {len(ways) * len(sizes) * len(STEPS)} plans fits; allow more, or choose a smaller "
+            "model or other features"
         )
-    tell(f"asking the accountant about {len({(s.batch_size, s.config.algorithm.steps) for s in affordable})} cases")
+    tell(
+        "asking the accountant about "
+        f"{len({(s.batch_size, s.config.algorithm.steps) for s in affordable})} cases"
+    )
     rows = mark_front([_complete(sketch, facts) for sketch in affordable])
     return Plan(rows, choose(rows), len(ways) * len(sizes) * len(STEPS))
 
 
 def search_features(
-    config: Config, num_examples: int | None, limits: Limits, tell: Tell = lambda text: None, free_model: bool = False
+    config: Config,
+    num_examples: int | None,
+    limits: Limits,
+    tell: Tell = lambda text: None,
+    free_model: bool = False,
 ) -> Plan:
-    """Search with the settings' own features, with `LOW_FREQUENCIES`, and with `GRADIENT_HISTOGRAMS` if any model will do.
+    """Search with the settings' own features, with `LOW_FREQUENCIES`, and with
+    `GRADIENT_HISTOGRAMS` if any model will do.
 
-    All plans are ranked together, with the same R and G. Low frequencies are the same picture in fewer coordinates, so that
-    is fair; for histograms with a linear model it is a guess that was right on MNIST (docs/stability.md). Convolutions need
-    whole pictures, and small pictures have no frequencies to spare.
-    """
+    All plans are ranked together, with the same R and G. Low frequencies are the same picture in
+    fewer coordinates, so that is fair; for histograms with a linear model it is a guess that was
+    right on MNIST (docs/stability.md). Convolutions need whole pictures, and small pictures have no
+    frequencies to spare."""
     choices = [config]
     small = min(declared_facts(config).input_shape[-2:]) < _LARGE_PICTURE
     if not small and config.task.model.startswith(("mlp", "logistic")):
@@ -163,19 +181,25 @@ def batch_sizes(num_examples: int) -> list[int]:
 
 
 def choose(rows: Sequence[Row]) -> Row:
-    """Return the quickest row among those as good as the best; of equally quick ones the one with fewer bytes."""
+    """Return the quickest row among those as good as the best; of equally quick ones the one with
+    fewer bytes."""
     best = min(row.outlook.shortfall for row in rows)
     as_good = [row for row in rows if row.outlook.shortfall <= AS_GOOD * best]
     return min(as_good, key=lambda row: (row.seconds, row.bytes_per_edge))
 
 
 def mark_front(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Sort by shortfall and mark the rows that no other beats: at least as good in shortfall, bytes and seconds."""
+    """Sort by shortfall and mark the rows that no other beats: at least as good in shortfall, bytes
+    and seconds."""
     ordered = sorted(rows, key=_costs)
     front: list[Row] = []
     marked = []
-    for row in ordered:  # whoever beats a row comes before it, and if it is beaten itself, by somebody on the front
-        beaten = any(all(a <= b for a, b in zip(_costs(other), _costs(row), strict=True)) for other in front)
+    for row in (
+        ordered
+    ):  # whoever beats a row comes before it, and if it is beaten itself, by somebody on the front
+        beaten = any(
+            all(a <= b for a, b in zip(_costs(other), _costs(row), strict=True)) for other in front
+        )
         if not beaten:
             front.append(row)
         marked.append(replace(row, on_front=not beaten))
@@ -199,27 +223,34 @@ class _Sketch:
 
 
 def _sketch(way: Way, batch_size: int, steps: int, times: StepTimes) -> _Sketch:
-    config = changed(way.blueprint.config, algorithm={"steps": steps}, privacy={"expected_batch_size": batch_size})
-    num_bytes = replace(way.blueprint, config=config).bytes_per_edge()
-    return _Sketch(way, config, batch_size, num_bytes, times.seconds(config, batch_size, way.seconds))
+    config = changed(
+        way.design.config, algorithm={"steps": steps}, privacy={"expected_batch_size": batch_size}
+    )
+    num_bytes = replace(way.design, config=config).bytes_per_edge()
+    return _Sketch(
+        way, config, batch_size, num_bytes, times.seconds(config, batch_size, way.seconds)
+    )
 
 
 def _complete(sketch: _Sketch, facts: Facts) -> Row:
-    """Ask the accountant and add the outlook; the node with the fewest examples needs the most noise."""
-    privacy, settings, blueprint = sketch.config.privacy, sketch.config.algorithm, sketch.way.blueprint
+    """Ask the accountant and add the outlook; the node with the fewest examples needs the most
+    noise."""
+    privacy, settings, design = sketch.config.privacy, sketch.config.algorithm, sketch.way.design
     assert isinstance(privacy.epsilon, float)
     assert isinstance(privacy.delta, float)
     noise = calibrate_noise(
         epsilon=privacy.epsilon, delta=privacy.delta, sampling=privacy.sampling,
         sampling_rate=sketch.batch_size / min(facts.num_examples), steps=settings.steps + privacy.replay_reserve,
     )  # fmt: skip
-    outlook = foresee(settings, sketch.way.gossip, blueprint.dim, noise, privacy.clip_norm, sketch.batch_size)
+    outlook = foresee(
+        settings, sketch.way.gossip, design.dim, noise, privacy.clip_norm, sketch.batch_size
+    )
     return Row(
         config=changed(sketch.config, algorithm={"learning_rate": outlook.learning_rate}),
         batch_size=sketch.batch_size,
-        mixing_rate=blueprint.mixing_rate,
+        mixing_rate=design.mixing_rate,
         bytes_per_edge=sketch.bytes_per_edge,
-        memory_bytes=state_bytes(blueprint) + data_bytes(blueprint, sketch.batch_size),
+        memory_bytes=state_bytes(design) + data_bytes(design, sketch.batch_size),
         seconds=sketch.seconds,
         outlook=outlook,
     )
@@ -228,8 +259,14 @@ def _complete(sketch: _Sketch, facts: Facts) -> Row:
 def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way]:
     """Prepare and time every way of exchanging that is stable on this graph."""
     exchanges: list[tuple[str, dict[str, Any], str]] = [
-        *((spec, {"name": "dp-csgp", "polish_rounds": POLISH_ROUNDS}, spec) for spec in COMPRESSORS),
-        *((f"{k} blocks", {"name": "dp-block", "num_blocks": k, "polish_rounds": k}, spec) for k, spec in BLOCKS),
+        *(
+            (spec, {"name": "dp-csgp", "polish_rounds": POLISH_ROUNDS}, spec)
+            for spec in COMPRESSORS
+        ),
+        *(
+            (f"{k} blocks", {"name": "dp-block", "num_blocks": k, "polish_rounds": k}, spec)
+            for k, spec in BLOCKS
+        ),
         ("local", {"name": "local", "polish_rounds": 0}, "none"),
     ]
     exchanges += [
@@ -240,7 +277,9 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
         )
         for spec in COMPRESSORS[:2]
     ]
-    if config.task.model == "logistic":  # models that were trained apart can be averaged only where the loss is convex
+    if (
+        config.task.model == "logistic"
+    ):  # models that were trained apart can be averaged only where the loss is convex
         end = {"name": AT_THE_END, "polish_rounds": POLISH_ROUNDS}
         exchanges += [(f"{spec}, at the end", end, spec) for spec in ("rot:3", "rot:4")]
     ways = []
@@ -258,43 +297,52 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
             compression={"spec": spec},
             privacy={"expected_batch_size": batch_size, "noise": "calibrated"},
         )
-        if ways and algorithm.get("num_blocks", 1) > ways[0].blueprint.dim:
+        if ways and algorithm.get("num_blocks", 1) > ways[0].design.dim:
             continue
         try:
-            blueprint = design(tried, facts)
+            design = design_run(tried, facts)
         except UnstableError:
             continue
-        silent = algorithm["name"] == "local" or blueprint.topology.num_nodes == 1
-        ways.append(Way(blueprint, _gossip(blueprint), 0.0 if silent else time_exchange(blueprint)))
+        silent = algorithm["name"] == "local" or design.topology.num_nodes == 1
+        ways.append(Way(design, _gossip(design), 0.0 if silent else time_exchange(design)))
     return ways
 
 
-def _gossip(blueprint: Blueprint) -> Gossip:
-    topology, settings = blueprint.topology, blueprint.config.algorithm
+def _gossip(design: RunDesign) -> Gossip:
+    topology, settings = design.topology, design.config.algorithm
     if settings.name == "local":
         return Gossip(radius=1.0, disagreement=0.0, num_averaged=1)
-    compressor = parse_compressor(blueprint.config.compression.spec)
+    compressor = parse_compressor(design.config.compression.spec)
     if settings.name == "dp-block":
-        setting = (topology, compressor, settings.num_blocks, blueprint.dim, settings.block_order)
+        setting = (topology, compressor, settings.num_blocks, design.dim, settings.block_order)
         return Gossip(block_radius(*setting), block_disagreement(*setting), topology.num_nodes)
-    assert blueprint.mixing_rate is not None
-    assert blueprint.mixing_radius is not None
-    spread = steady_state_disagreement(topology, compressor, blueprint.mixing_rate, blueprint.dim)
-    if settings.name == AT_THE_END:  # noise is averaged afterwards: taken to help half as much (in decibels) as before
+    assert design.mixing_rate is not None
+    assert design.mixing_radius is not None
+    spread = steady_state_disagreement(topology, compressor, design.mixing_rate, design.dim)
+    if (
+        settings.name == AT_THE_END
+    ):  # noise is averaged afterwards: taken to help half as much (in decibels) as before
         halfway = max(1, round(math.sqrt(topology.num_nodes)))
-        return Gossip(1.0, 1.0, halfway, polish_radius=blueprint.mixing_radius)
-    # Between two exchanges the noise of k steps adds up, and a round is a k-th of a step's contraction.
+        return Gossip(1.0, 1.0, halfway, polish_radius=design.mixing_radius)
+    # Between two exchanges the noise of k steps adds up, and a round is a k-th of a step's
+    # contraction.
     every = settings.gossip_every
-    return Gossip(blueprint.mixing_radius ** (1 / every), spread * math.sqrt(every), topology.num_nodes)
+    return Gossip(
+        design.mixing_radius ** (1 / every), spread * math.sqrt(every), topology.num_nodes
+    )
 
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
     """Return the settings with some keys of some sections replaced, validated again."""
     values = config.model_dump()
-    return make_config({name: {**table, **sections.get(name, {})} for name, table in values.items()})
+    return make_config(
+        {name: {**table, **sections.get(name, {})} for name, table in values.items()}
+    )
 
 
 def _require_numbers(config: Config) -> None:
     for key in ("epsilon", "delta"):
         if isinstance(getattr(config.privacy, key), list):
-            raise ConfigError(f"privacy.{key} is a list: a plan is made for one number; give the smallest of them")
+            raise ConfigError(
+                f"privacy.{key} is a list: a plan is made for one number; give the smallest of them"
+            )

@@ -1,7 +1,8 @@
 """Time a few steps on random inputs of the declared shapes; no data set is opened.
 
-The parts of a step are timed one by one, so that a handful of timings serves all plans: private gradients (linear in the
-batch size), one exchange for each way of exchanging, one evaluation, one snapshot, one entry of the ledger.
+The parts of a step are timed one by one, so that a handful of timings serves all plans: private
+gradients (linear in the batch size), one exchange for each way of exchanging, one evaluation, one
+snapshot, one entry of the ledger.
 
 Legend: N nodes, E examples, D coordinates.
 """
@@ -22,19 +23,22 @@ from dpcsgp import training
 from dpcsgp.config import Config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import GaussianMechanism
-from dpcsgp.runs.build import Data, assemble, new_run_id
-from dpcsgp.runs.design import Blueprint
+from dpcsgp.runs.build import Data, build_run, new_run_id
+from dpcsgp.runs.design import RunDesign
 from dpcsgp.tasks.downloads.catalogue import PUBLISHED
 
 _POOL: Final = 2000  # random examples per node; batches are drawn from them again and again
-_LONG_ENOUGH: Final = 0.4  # seconds of one gradient step after which the batch is not enlarged further
+_LONG_ENOUGH: Final = (
+    0.4  # seconds of one gradient step after which the batch is not enlarged further
+)
 _DIGITS_TEST: Final = 297
 
 
 @final
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the parts of a run; `fixed` and `per_example` make up the private gradients of all nodes."""
+    """Seconds of the parts of a run; `fixed` and `per_example` make up the private gradients of all
+    nodes."""
 
     fixed: float
     per_example: float
@@ -49,16 +53,24 @@ class StepTimes:
         rounds = settings.steps // settings.gossip_every + settings.polish_rounds
         evaluations = 2 + ((settings.steps - 1) // run.evaluate_every if run.evaluate_every else 0)
         snapshots = 1 + (settings.steps // run.checkpoint_every if run.checkpoint_every else 0)
-        return settings.steps * step + rounds * exchange + evaluations * self.evaluation + snapshots * self.snapshot
+        return (
+            settings.steps * step
+            + rounds * exchange
+            + evaluations * self.evaluation
+            + snapshots * self.snapshot
+        )
 
 
-def time_parts(blueprint: Blueprint) -> StepTimes:
-    """Time everything but the exchange, on a real run over random examples in a temporary folder."""
+def time_parts(design: RunDesign) -> StepTimes:
+    """Time everything but the exchange, on a real run over random examples in a temporary
+    folder."""
     with tempfile.TemporaryDirectory() as folder:
-        run = assemble(blueprint, _random_data(blueprint), Simulator(blueprint.topology), Path(folder), new_run_id())
-        model_ND = blueprint.anchor_D.expand(blueprint.topology.num_nodes, -1).contiguous()
+        run = build_run(
+            design, _random_data(design), Simulator(design.topology), Path(folder), new_run_id()
+        )
+        model_ND = design.anchor_D.expand(design.topology.num_nodes, -1).contiguous()
         fixed, per_example = _time_gradients(run, model_ND)
-        state = run.algorithm.init(model_ND, blueprint.anchor_D)
+        state = run.algorithm.init(model_ND, design.anchor_D)
         progress = training.Progress(state, torch.zeros_like(model_ND))
         events = {node: run.mechanism.event(row) for row, node in enumerate(run.network.nodes)}
         entry = _time(lambda: run.ledger.record(0, run.attempt, events), repeats=1)
@@ -71,35 +83,39 @@ def time_parts(blueprint: Blueprint) -> StepTimes:
         )
 
 
-def time_exchange(blueprint: Blueprint) -> float:
+def time_exchange(design: RunDesign) -> float:
     """Time one exchange of random models, all nodes in this process."""
-    network = Simulator(blueprint.topology)
-    public = training.PublicRandomness(blueprint.config.run.seed, network.nodes)
-    algorithm = blueprint.algorithm
-    start_ND = blueprint.anchor_D.expand(len(network.nodes), -1).clone()
-    state = algorithm.descend(algorithm.init(start_ND, blueprint.anchor_D), torch.randn_like(start_ND).mul_(1e-3))
+    network = Simulator(design.topology)
+    public = training.PublicRandomness(design.config.run.seed, network.nodes)
+    algorithm = design.algorithm
+    start_ND = design.anchor_D.expand(len(network.nodes), -1).clone()
+    state = algorithm.descend(
+        algorithm.init(start_ND, design.anchor_D), torch.randn_like(start_ND).mul_(1e-3)
+    )
     state = algorithm.gossip(state, network, public)  # the first round also fills caches
     return _time(lambda: algorithm.gossip(state, network, public), repeats=2)
 
 
-def state_bytes(blueprint: Blueprint) -> int:
-    """Estimate the memory of one process that hosts all nodes: state, momentum, gradients and scratch of one exchange."""
-    state = blueprint.algorithm.init(blueprint.anchor_D[None], blueprint.anchor_D)
+def state_bytes(design: RunDesign) -> int:
+    """Estimate the memory of one process that hosts all nodes: state, momentum, gradients and
+    scratch of one exchange."""
+    state = design.algorithm.init(design.anchor_D[None], design.anchor_D)
     row = sum(value.nbytes for value in state if isinstance(value, Tensor) and value.ndim == 2)
-    return blueprint.topology.num_nodes * (row + 6 * blueprint.anchor_D.nbytes)
+    return design.topology.num_nodes * (row + 6 * design.anchor_D.nbytes)
 
 
-def data_bytes(blueprint: Blueprint, batch_size: int) -> int:
+def data_bytes(design: RunDesign, batch_size: int) -> int:
     """Estimate the memory of all nodes' examples, and of one batch with its activations."""
-    values = 4 * torch.Size(blueprint.facts.input_shape).numel()
-    activations = 4 * sum(getattr(layer, "out_features", 0) for layer in blueprint.module.modules())
-    return sum(blueprint.facts.num_examples) * values + blueprint.topology.num_nodes * batch_size * (
+    values = 4 * torch.Size(design.facts.input_shape).numel()
+    activations = 4 * sum(getattr(layer, "out_features", 0) for layer in design.module.modules())
+    return sum(design.facts.num_examples) * values + design.topology.num_nodes * batch_size * (
         values + activations
     )
 
 
 def _time_gradients(run: training.Run, model_ND: Tensor) -> tuple[float, float]:
-    """Return (fixed, per example) from two batch sizes: doubled until a step takes long enough or the data are used up."""
+    """Return (fixed, per example) from two batch sizes: doubled until a step takes long enough or
+    the data are used up."""
     smallest = min(run.mechanism.num_examples)
     sizes = [size for size in (2**k for k in range(3, 20)) if size <= smallest] or [smallest]
     times = [(sizes[0], _time_release(run, model_ND, sizes[0]))]
@@ -128,17 +144,22 @@ def _time_release(run: training.Run, model_ND: Tensor, batch_size: int) -> float
         if release.augment is not None:
             inputs = release.augment(inputs, release.private, 0)
         (shape,) = mechanism.rows_of_same_shape()
-        return release.engine.clipped_sum(model_ND, inputs, targets, present_NE, mechanism.clip_norm, shape)
+        return release.engine.clipped_sum(
+            model_ND, inputs, targets, present_NE, mechanism.clip_norm, shape
+        )
 
-    return _time(lambda: mechanism.release(clipped_sum, 0, release.private, [True] * num_nodes), repeats=2)
+    return _time(
+        lambda: mechanism.release(clipped_sum, 0, release.private, [True] * num_nodes), repeats=2
+    )
 
 
-def _random_data(blueprint: Blueprint) -> Data:
-    """Return random examples of the declared shapes: a pool per node, and a test set as large as the published one."""
-    facts = blueprint.facts
+def _random_data(design: RunDesign) -> Data:
+    """Return random examples of the declared shapes: a pool per node, and a test set as large as
+    the published one."""
+    facts = design.facts
     pool = min(max(facts.num_examples), _POOL)
     num_nodes = len(facts.num_examples)
-    name = blueprint.config.task.name
+    name = design.config.task.name
     num_test = PUBLISHED[name].shapes.test_labels[0] if name in PUBLISHED else _DIGITS_TEST
     labels = torch.arange(pool * num_nodes) % facts.num_classes
     parts = [torch.arange(pool * node, pool * (node + 1)) for node in range(num_nodes)]

@@ -1,4 +1,5 @@
-"""Everything that touches private data: sampling, clipping, noise, and the account of what was released."""
+"""Everything that touches private data: sampling, clipping, noise, and the account of what was
+released."""
 
 from dpcsgp.privacy.accounting import (
     ReleaseEvent,

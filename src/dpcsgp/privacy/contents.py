@@ -1,4 +1,5 @@
-"""Read what objects hold, down to the last list in the last object, so that two states can be compared.
+"""Read what objects hold, down to the last list in the last object, so that two states can be
+compared.
 
 Contents are flat lists of tokens. No code of the object runs: containers are read through the
 built-in types, attributes through `vars` and slots. What deep copies take along (`own`) is told
@@ -32,9 +33,22 @@ Tokens = tuple[Token, ...]
 _MOST_TOKENS: Final = 100_000  # per attribute: a large vocabulary still fits
 _MOST_BYTES: Final = 2**28  # of one tensor; beyond that ends and a sample are read
 _SAMPLE: Final = 2**22
-_LIBRARIES: Final = frozenset({*sys.stdlib_module_names, "torch", "numpy", "scipy", "dpcsgp"}) - {"__main__"}
+_LIBRARIES: Final = frozenset({*sys.stdlib_module_names, "torch", "numpy", "scipy", "dpcsgp"}) - {
+    "__main__"
+}
 _STREAMS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_BARE: Final = (str, bytes, bytearray, float, complex, bool, type(None), type(Ellipsis), torch.dtype, torch.device)
+_BARE: Final = (
+    str,
+    bytes,
+    bytearray,
+    float,
+    complex,
+    bool,
+    type(None),
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+)
 
 
 def own(root: Any) -> dict[tuple[str, str], Tokens]:
@@ -92,7 +106,9 @@ def _variables(code: types.FunctionType | type) -> Iterator[tuple[str, Any]]:
     for variable, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
         yield f"variable '{variable}' of {name}", _content(cell)
     yield f"default arguments of {name}", (code.__defaults__, code.__kwdefaults__)
-    yield from ((f"attribute '{key}' of function {name}", value) for key, value in vars(code).items())
+    yield from (
+        (f"attribute '{key}' of function {name}", value) for key, value in vars(code).items()
+    )
     for variable in sorted(_global_names(code.__code__) & code.__globals__.keys()):
         yield f"global variable '{variable}'", code.__globals__[variable]
 
@@ -106,7 +122,11 @@ def _content(cell: types.CellType) -> Any:
 
 def _global_names(code: types.CodeType) -> set[str]:
     """Return the globals that a function or one defined inside it reads or writes."""
-    names = {step.argval for step in dis.get_instructions(code) if step.opname.endswith(("_GLOBAL", "_NAME"))}
+    names = {
+        step.argval
+        for step in dis.get_instructions(code)
+        if step.opname.endswith(("_GLOBAL", "_NAME"))
+    }
     inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
     return names.union(*map(_global_names, inner))
 
@@ -156,7 +176,10 @@ class _Reader:
             self._visit_object(value)
 
     def _visit_object(self, value: Any) -> None:
-        kind, reader = type(value), next((read for kinds, read in _READERS if isinstance(value, kinds)), None)
+        kind, reader = (
+            type(value),
+            next((read for kinds, read in _READERS if isinstance(value, kinds)), None),
+        )
         self._meet(kind)
         if reader is not None:
             reader(self, value)
@@ -190,7 +213,8 @@ class _Reader:
         self.visit(parts if isinstance(parts, str) else [_listed(part) for part in parts])
 
     def _visit_stream(self, value: Any) -> None:
-        """Read the state of a random generator; where copies share it, it moves whatever the data are."""
+        """Read the state of a random generator; where copies share it, it moves whatever the data
+        are."""
         if self._streams:
             state = value.get_state() if isinstance(value, torch.Generator) else value.__reduce__()
             self.visit(state)
@@ -213,7 +237,9 @@ class _Reader:
     def _visit_set(self, value: Any) -> None:
         parts = [_Reader(self._hashes, self._streams) for _ in range(len(value))]
         self.tokens.append(len(value))
-        self.tokens.extend(sorted(repr(reader.read(part)) for reader, part in zip(parts, value, strict=True)))
+        self.tokens.extend(
+            sorted(repr(reader.read(part)) for reader, part in zip(parts, value, strict=True))
+        )
 
     def _visit_tensor(self, value: Tensor) -> None:
         self.tokens.append(f"{value.dtype} {tuple(value.shape)}")
@@ -281,7 +307,8 @@ _READERS: Final[tuple[tuple[Any, Callable[[_Reader, Any], None]], ...]] = (
 
 
 def _listed(part: Any) -> Any:
-    """Return the items that a copy would be filled with; reading such an iterator uses up nothing."""
+    """Return the items that a copy would be filled with; reading such an iterator uses up
+    nothing."""
     return list(part) if isinstance(part, Iterator) else part
 
 

@@ -1,7 +1,7 @@
 """What one release of a noisy gradient is, and what it promises to whom.
 
-Reference: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy" (2014), for the neighbouring relations.
-"""
+Reference: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy" (2014), for the
+neighbouring relations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def check_epsilon(epsilon: float) -> None:
     """Refuse a budget that is not a positive finite number."""
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(
-            f"privacy.epsilon = {epsilon}: expected a finite number above 0, such as 0.5 (for a run without privacy, "
+            f"privacy.epsilon = {epsilon}: expected a finite number above 0, such as 0.5 (for a "
+            "run without privacy, "
             "set privacy.noise = 'none')"
         )
 
@@ -43,7 +44,8 @@ def check_delta(delta: float) -> None:
     """Refuse a delta outside the open interval (0, 1)."""
     if not 0 < delta < 1:
         raise ConfigError(
-            f"privacy.delta = {delta}: expected 0 < delta < 1, well below 1 / (examples of a node), such as 1e-4 for 6000"
+            f"privacy.delta = {delta}: expected 0 < delta < 1, well below 1 / (examples of a "
+            "node), such as 1e-4 for 6000"
         )
 
 
@@ -57,23 +59,28 @@ def check_steps(steps: int) -> None:
 class ReleaseEvent:
     """One noisy sum of clipped per-example gradients, handed to anyone who listens.
 
-    The released value is `(sum of clipped gradients of the drawn examples + Normal(0, (noise_multiplier * clip_norm)^2))
-    / divisor`, one draw of noise per coordinate, and whatever is computed from it. All of the following is assumed:
+    The released value is `(sum of clipped gradients of the drawn examples + Normal(0,
+    (noise_multiplier * clip_norm)^2)) / divisor`, one draw of noise per coordinate, and whatever is
+    computed from it. All of the following is assumed:
 
-    * `sampling = "poisson"`: every example of the node is drawn independently with probability `sampling_rate` (expected
-      batch size / declared number of examples), afresh at each release. Neighbouring data sets differ by **adding or
-      removing one example while the declared number stays**: one of them has a blank, an example without gradient, in its
-      place. The sum then moves by at most `clip_norm`.
-    * `sampling = "uniform"`: exactly `sampling_rate * examples` examples are drawn without replacement, afresh at each
-      release. Neighbouring data sets have equal size and differ by **replacing one example**; the sum then moves by at
-      most `2 * clip_norm`, so the release is accounted for with half the noise multiplier.
-    * The two relations are not comparable number by number: replacing one example is removing one and adding another.
-    * Clipping: the gradient of each drawn example has Euclidean norm at most `clip_norm`; a non-finite one counts as zero,
-      and so does an example on which model or loss raise an error.
-    * The divisor (the expected batch size), the number of examples of the node, the clip norm, the sampling rate and
-      `noise_multiplier` are **public constants**; the drawn batch size and the drawn indices are never revealed.
-    * `noise_multiplier` is the standard deviation of the noise on the *sum*, divided by the clip norm. Zero promises
-      nothing: its eps is infinite.
+    * `sampling = "poisson"`: every example of the node is drawn independently with probability
+      `sampling_rate` (expected batch size / declared number of examples), afresh at each release.
+      Neighbouring data sets differ by **adding or removing one example while the declared number
+      stays**: one of them has a blank, an example without gradient, in its place. The sum then
+      moves by at most `clip_norm`.
+    * `sampling = "uniform"`: exactly `sampling_rate * examples` examples are drawn without
+      replacement, afresh at each release. Neighbouring data sets have equal size and differ by
+      **replacing one example**; the sum then moves by at most `2 * clip_norm`, so the release is
+      accounted for with half the noise multiplier.
+    * The two relations are not comparable number by number: replacing one example is removing one
+      and adding another.
+    * Clipping: the gradient of each drawn example has Euclidean norm at most `clip_norm`; a
+      non-finite one counts as zero, and so does an example on which model or loss raise an error.
+    * The divisor (the expected batch size), the number of examples of the node, the clip norm, the
+      sampling rate and `noise_multiplier` are **public constants**; the drawn batch size and the
+      drawn indices are never revealed.
+    * `noise_multiplier` is the standard deviation of the noise on the *sum*, divided by the clip
+      norm. Zero promises nothing: its eps is infinite.
     """
 
     sampling: Sampling
@@ -85,12 +92,14 @@ class ReleaseEvent:
         rate, noise = float(self.sampling_rate), float(self.noise_multiplier)
         if not 0 < rate <= 1:
             raise ConfigError(
-                f"sampling_rate = {rate} (privacy.expected_batch_size / examples of the node): expected 0 < rate <= 1; "
+                f"sampling_rate = {rate} (privacy.expected_batch_size / examples of the node): "
+                "expected 0 < rate <= 1; "
                 "draw at least one and at most as many examples as the node holds"
             )
         if not (math.isfinite(noise) and noise >= 0):
             raise ConfigError(f"noise_multiplier = {noise}: expected a finite number of at least 0")
-        object.__setattr__(self, "sampling_rate", rate)  # plain floats compare, hash and print alike everywhere
+        # plain floats compare, hash and print alike everywhere
+        object.__setattr__(self, "sampling_rate", rate)
         object.__setattr__(self, "noise_multiplier", noise)
 
     @classmethod

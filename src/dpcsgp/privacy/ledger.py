@@ -1,13 +1,14 @@
-"""A durable record of every release: on disk before the message leaves, and never shorter afterwards.
+"""A durable record of every release: on disk before the message leaves, and never shorter
+afterwards.
 
-One append-only file per node (see `ledger_format`). `record` returns after the operating system has put the line on the
-disk. The head (last checksum) and count go into the checkpoint, so that an edited or shortened ledger is refused on
-resume. The owner of the machine can rewrite everything; a ledger protects from accidents and from forgetting.
+One append-only file per node (see `ledger_format`). `record` returns after the operating system has
+put the line on the disk. The head (last checksum) and count go into the checkpoint, so that an
+edited or shortened ledger is refused on resume. The owner of the machine can rewrite everything; a
+ledger protects from accidents and from forgetting.
 
 Whoever appends has locked a file beside the ledger (see `ledger_disk`) before the first read and
-keeps the lock to the end: creation, reading and repair of a torn record are all done by one process.
-Reading alone needs no lock.
-"""
+keeps the lock to the end: creation, reading and repair of a torn record are all done by one
+process. Reading alone needs no lock."""
 
 from __future__ import annotations
 
@@ -90,12 +91,15 @@ class Ledger:
         (lock,) = lock_in_order([path])
         if path.exists():
             lock.release()
-            raise LedgerError(f"ledger {path} exists already; resume the run or choose another --out folder")
+            raise LedgerError(
+                f"ledger {path} exists already; resume the run or choose another --out folder"
+            )
         return cls.under(lock, header)
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """Verify a ledger and open it for appending; a torn last record stays as a release that counts as spent."""
+        """Verify a ledger and open it for appending; a torn last record stays as a release that
+        counts as spent."""
         return cls(LedgerLock(path), new_start())
 
     @classmethod
@@ -146,7 +150,8 @@ class Ledger:
         return self._last_attempt
 
     def record(self, step: int, attempt: int, event: ReleaseEvent) -> None:
-        """Append one release; it is on disk when this returns, and must be before its message leaves."""
+        """Append one release; it is on disk when this returns, and must be before its message
+        leaves."""
         self.write(step, attempt, event)
         self.sync()
 
@@ -186,8 +191,10 @@ class Ledger:
         """Refuse a ledger that does not continue the one a checkpoint saw."""
         if not self._contents.continues(head, count):
             raise LedgerError(
-                f"ledger {self._path} has {self.count} releases and does not continue the checkpoint's (after {count} "
-                f"releases: {head[:8]}...): it was edited, shortened or belongs to another run. Restore it from a backup"
+                f"ledger {self._path} has {self.count} releases and does not continue the "
+                f"checkpoint's (after {count} "
+                f"releases: {head[:8]}...): it was edited, shortened or belongs to another run. "
+                "Restore it from a backup"
             )
 
     def close(self) -> None:
@@ -199,11 +206,14 @@ class Ledger:
 
     def _open_descriptor(self) -> int:
         if self._descriptor is None:
-            raise LedgerError(f"ledger {self._path} is closed after an error or by `close`; open it again")
+            raise LedgerError(
+                f"ledger {self._path} is closed after an error or by `close`; open it again"
+            )
         return self._descriptor
 
     def _give_up(self) -> None:
-        """Take back a half-written line; if even that fails, the torn line counts as spent on the next opening."""
+        """Take back a half-written line; if even that fails, the torn line counts as spent on the
+        next opening."""
         descriptor = self._open_descriptor()
         try:
             os.ftruncate(descriptor, self._size)
@@ -217,18 +227,22 @@ class Ledger:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
 
 @final
 class LedgerBook:
-    """The ledgers of all hosted nodes, `folder/node-0003.jsonl` and so on; opens those that exist, starts the others.
+    """The ledgers of all hosted nodes, `folder/node-0003.jsonl` and so on; opens those that exist,
+    starts the others.
 
-    `deltas` and `events` (per node, in the order of `nodes`) and `config` (a fingerprint of the settings) go into the
-    headers of new ledgers. The files are brought to disk in parallel: the file system then commits them together.
-    """
+    `deltas` and `events` (per node, in the order of `nodes`) and `config` (a fingerprint of the
+    settings) go into the headers of new ledgers. The files are brought to disk in parallel: the
+    file system then commits them together."""
 
     def __init__(
         self,
@@ -246,7 +260,9 @@ class LedgerBook:
         allow_open_files(2 * len(self.nodes))
         paths = [folder / f"node-{node:04d}.jsonl" for node in self.nodes]
         locks = {lock.ledger: lock for lock in lock_in_order(paths)}
-        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, len(self.nodes) or 1), thread_name_prefix="ledger")
+        self._pool = ThreadPoolExecutor(
+            min(_MOST_THREADS, len(self.nodes) or 1), thread_name_prefix="ledger"
+        )
 
         def start(row: int) -> None:
             delta, event = float(deltas[row]) if deltas else None, events[row] if events else None
@@ -281,7 +297,8 @@ class LedgerBook:
                     ledger.check_against(head, count)
                 case other:
                     raise LedgerError(
-                        f"the checkpoint knows no ledger of node {node} (found {other!r}); it is of another run"
+                        f"the checkpoint knows no ledger of node {node} (found {other!r}); it is "
+                        "of another run"
                     )
 
     def releases(self, node: int) -> list[tuple[ReleaseEvent, int]]:
@@ -300,11 +317,14 @@ class LedgerBook:
 
     def _ledger(self, node: int) -> Ledger:
         if node not in self._ledgers:
-            raise LedgerError(f"node {node} has no ledger here; this process hosts {list(self.nodes)}")
+            raise LedgerError(
+                f"node {node} has no ledger here; this process hosts {list(self.nodes)}"
+            )
         return self._ledgers[node]
 
     def _all(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Do the work for all items, in parallel if there are several; the first error is raised after all ended."""
+        """Do the work for all items, in parallel if there are several; the first error is raised
+        after all ended."""
         if len(items) <= 1:
             return [work(item) for item in items]
         futures = [self._pool.submit(work, item) for item in items]

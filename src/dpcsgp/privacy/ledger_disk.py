@@ -80,10 +80,12 @@ def lock_descriptor(descriptor: int, ledger: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise LedgerError(
-                f"ledger {ledger} cannot be locked: {error.strerror}; choose an --out folder on a local disk"
+                f"ledger {ledger} cannot be locked: {error.strerror}; choose an --out folder on "
+                "a local disk"
             ) from error
         raise LedgerError(
-            f"ledger {ledger} is in use by another process; wait for it or choose another --out folder"
+            f"ledger {ledger} is in use by another process; wait for it or choose another --out "
+            "folder"
         ) from error
 
 

@@ -1,19 +1,20 @@
-"""How a ledger looks on disk, and how it is read: JSON lines, each with a checksum that also covers the line before.
+"""How a ledger looks on disk, and how it is read: JSON lines, each with a checksum that also covers
+the line before.
 
     {"kind":"header","format":2,"start":"5d1e...","run_id":"9f3c","node":0,...,"prev":...,"sum":...}
     {"kind":"release","start":"5d1e...","step":0,"attempt":0,"sampling":...,"prev":...,"sum":...}
 
-`sum` is BLAKE2b over the bytes of the line up to it, `prev` is the `sum` of the line before: whoever changes, drops or
-reorders a line breaks the chain. Only public constants are written: no batch sizes, indices, losses or norms.
+`sum` is BLAKE2b over the bytes of the line up to it, `prev` is the `sum` of the line before:
+whoever changes, drops or reorders a line breaks the chain. Only public constants are written: no
+batch sizes, indices, losses or norms.
 
 `start` is a random public name of the start that wrote the line: two copies of a ledger that are
 both continued have different lines from there on. Format 1 had none; such a ledger is read and
 continued, and its new lines have one.
 
-A crash in the middle of a write leaves a torn last line. It counts as spent, because nobody can tell what followed it.
-The line that takes its place has a checksum of what was there (`fragment`), so that copies can be
-compared.
-"""
+A crash in the middle of a write leaves a torn last line. It counts as spent, because nobody can
+tell what followed it. The line that takes its place has a checksum of what was there (`fragment`),
+so that copies can be compared."""
 
 from __future__ import annotations
 
@@ -70,8 +71,15 @@ class LedgerHeader:
             found = record.get("format")
             raise _DamagedLineError(f"format {found!r}, this version reads formats 1 and {FORMAT}")
         event = _event_of(record) if record.get("sampling") is not None else None
-        run_id, node, config, delta, private = map(record.get, ("run_id", "node", "config", "delta", "private"))
-        if not (isinstance(run_id, str) and type(node) is int and isinstance(config, str) and type(private) is bool):
+        run_id, node, config, delta, private = map(
+            record.get, ("run_id", "node", "config", "delta", "private")
+        )
+        if not (
+            isinstance(run_id, str)
+            and type(node) is int
+            and isinstance(config, str)
+            and type(private) is bool
+        ):
             raise _DamagedLineError("header fields are missing")
         if delta is not None and not (isinstance(delta, float) and 0 < delta < 1):
             raise _DamagedLineError("header delta is not between 0 and 1")
@@ -127,9 +135,13 @@ class LedgerContents:
         return list(self.counts.items())
 
     def continues(self, head: str, count: int) -> bool:
-        """Say whether this ledger had `head` after `count` releases, i.e. whether it was only appended to since."""
+        """Say whether this ledger had `head` after `count` releases, i.e. whether it was only
+        appended to since."""
         start = count * _DIGEST_BYTES
-        return 0 <= start < len(self.digests) and self.digests[start : start + _DIGEST_BYTES].hex() == head
+        return (
+            0 <= start < len(self.digests)
+            and self.digests[start : start + _DIGEST_BYTES].hex() == head
+        )
 
 
 def _digest(body: bytes) -> str:
@@ -138,7 +150,9 @@ def _digest(body: bytes) -> str:
 
 def encode_line(record: dict[str, Any], prev: str) -> tuple[bytes, str]:
     """Return the line of a record (newline included) and its checksum."""
-    body = json.dumps({**record, "prev": prev}, separators=(",", ":"), allow_nan=False).encode()[:-1]
+    body = json.dumps({**record, "prev": prev}, separators=(",", ":"), allow_nan=False).encode()[
+        :-1
+    ]
     digest = _digest(body)
     return body + _SUM_FIELD + digest.encode() + b'"}\n', digest
 
@@ -167,7 +181,8 @@ def replaces_torn(line: bytes, fragment: bytes) -> bool:
 
 
 def decode_line(line: bytes, prev: str) -> tuple[dict[str, Any], str]:
-    """Return the record of a line without its newline, and its checksum; refuses what was damaged or moved."""
+    """Return the record of a line without its newline, and its checksum; refuses what was damaged
+    or moved."""
     body, found, rest = line.rpartition(_SUM_FIELD)
     if not found or len(line) > _LONGEST_LINE:
         raise _DamagedLineError("not a record")
@@ -253,20 +268,23 @@ class _Reader:
             raise _DamagedLineError("the name of its start is missing")
 
     def take_torn(self, line: bytes, number: int, end: bytes = b"") -> None:
-        """Count an unreadable last line as one release of the kind before it (of no privacy if none is known)."""
+        """Count an unreadable last line as one release of the kind before it (of no privacy if none
+        is known)."""
         if self.header is None:
             raise self.error(number, _DamagedLineError("the header is not whole"))
         if line.count(b'{"kind":') > 1 or len(line) > _LONGEST_LINE:
             raise self.error(number, _DamagedLineError("more than one record is damaged"))
         try:
-            self.torn_event = self._release(decode_line(line, self.prev)[0])  # only its newline is missing
+            # only its newline is missing
+            self.torn_event = self._release(decode_line(line, self.prev)[0])
         except _DamagedLineError:
             self.torn_event = self.last_event or ReleaseEvent("poisson", 1.0, 0.0)
         self.torn = line + end
 
     def error(self, number: int, damage: _DamagedLineError) -> LedgerError:
         return LedgerError(
-            f"{self.path}, line {number}: {damage}; the ledger was edited or damaged, so what was spent is unknown. "
+            f"{self.path}, line {number}: {damage}; the ledger was edited or damaged, so what "
+            "was spent is unknown. "
             "Restore the file from a backup; without it, count the data as fully spent"
         )
 
@@ -304,12 +322,17 @@ def _known_event(sampling: str, rate: float, noise: float) -> ReleaseEvent:
 def ledger_files(folder: Path) -> Iterator[Path]:
     """Yield the ledger files of a results folder, of its `ledger` folder, or the file itself."""
     if not folder.exists():
-        raise ConfigError(f"{folder}: no such file or folder; give a ledger file or the results folder of a run")
+        raise ConfigError(
+            f"{folder}: no such file or folder; give a ledger file or the results folder of a run"
+        )
     if folder.is_file():
         yield folder
         return
     inner = folder / "ledger" if (folder / "ledger").is_dir() else folder
     files = sorted(inner.glob("node-*.jsonl"))
     if not files:
-        raise ConfigError(f"{inner}: holds no ledger (node-*.jsonl); give the results folder of a run with releases")
+        raise ConfigError(
+            f"{inner}: holds no ledger (node-*.jsonl); give the results folder of a run with "
+            "releases"
+        )
     yield from files

@@ -54,7 +54,8 @@ class LedgerHead:
         match = _HEAD_WORD.fullmatch(word)
         if match is None:
             raise ConfigError(
-                f"--expect-head = {word!r}: expected NODE:COUNT:HEAD with 32 hex digits, or a file; "
+                f"--expect-head = {word!r}: expected NODE:COUNT:HEAD with 32 hex digits, or a "
+                "file; "
                 "`dpcsgp ledger head FOLDER` prints them"
             )
         return cls(int(match[1]), int(match[2]), match[3])
@@ -101,7 +102,8 @@ def _refuse_older(ledgers: Sequence[LedgerContents], heads: Iterable[LedgerHead]
         found = "; ".join(f"{ledger.path} has {len(ledger.events)} releases" for ledger in own)
         raise LedgerError(
             f"node {head.node}: no ledger here contains the expected head ({head.count} releases, "
-            f"{head.head[:8]}...; {found or 'there is no ledger of this node'}): it is an older copy, "
+            f"{head.head[:8]}...; {found or 'there is no ledger of this node'}): it is an older "
+            "copy, "
             "was edited or belongs to another run. Restore the newest copy"
         )
 
@@ -147,7 +149,9 @@ def _knows_torn(ledger: LedgerContents, torn: LedgerContents) -> bool:
     return shorter != b"" and longer.startswith(shorter)
 
 
-def releases_by_node(ledgers: Iterable[LedgerContents]) -> dict[int, list[tuple[ReleaseEvent, int]]]:
+def releases_by_node(
+    ledgers: Iterable[LedgerContents],
+) -> dict[int, list[tuple[ReleaseEvent, int]]]:
     """Return, per node, the releases of all its ledgers together: runs on the same data add up."""
     by_node: dict[int, list[tuple[ReleaseEvent, int]]] = {}
     for ledger in ledgers:
@@ -160,5 +164,7 @@ def common_delta(delta: float | None, headers: Iterable[LedgerHeader]) -> float:
     found = {header.delta for header in headers} if delta is None else {delta}
     value = found.pop() if len(found) == 1 else None
     if value is None:
-        raise ConfigError("delta: the ledgers do not name one common value; give --delta, such as 1e-4")
+        raise ConfigError(
+            "delta: the ledgers do not name one common value; give --delta, such as 1e-4"
+        )
     return value

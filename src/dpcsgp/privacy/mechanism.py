@@ -1,9 +1,11 @@
-"""Sample, clip, add noise, divide by public constants: the one object that touches data and states what that costs.
+"""Sample, clip, add noise, divide by public constants: the one object that touches data and states
+what that costs.
 
-A release is `(clipped sum over a random batch + noise) / expected batch size`. The drawn batch, its size, the raw
-gradients and the clipped sum never leave `privacy/`.
+A release is `(clipped sum over a random batch + noise) / expected batch size`. The drawn batch, its
+size, the raw gradients and the clipped sum never leave `privacy/`.
 
-Which places the drawn examples take is random, and how many places there are is public (see `passes`).
+Which places the drawn examples take is random, and how many places there are is public (see
+`passes`).
 
 Legend: N hosted nodes, E places for examples, D coordinates.
 """
@@ -32,12 +34,13 @@ ClippedSum = Callable[[Tensor, Tensor], Tensor]  # (indices_NE, present_NE) -> s
 @final
 @dataclass(frozen=True)
 class GaussianMechanism:
-    """The subsampled Gaussian mechanism of every hosted node; per-node values are tuples of length N.
+    """The subsampled Gaussian mechanism of every hosted node; per-node values are tuples of length
+    N.
 
-    `num_examples` are declared, public constants. Poisson sampling takes each example with probability
-    `expected_batch_size / num_examples`; uniform sampling draws exactly `expected_batch_size` examples without
-    replacement. The divisor is `expected_batch_size`, never the drawn size. `fixed_places` is for engines whose rows depend
-    on their place (see `passes`).
+    `num_examples` are declared, public constants. Poisson sampling takes each example with
+    probability `expected_batch_size / num_examples`; uniform sampling draws exactly
+    `expected_batch_size` examples without replacement. The divisor is `expected_batch_size`, never
+    the drawn size. `fixed_places` is for engines whose rows depend on their place (see `passes`).
     """
 
     clip_norm: float
@@ -50,7 +53,9 @@ class GaussianMechanism:
     def __post_init__(self) -> None:
         if not self.clip_norm > 0:
             raise ConfigError(f"privacy.clip_norm = {self.clip_norm}: expected a number above 0")
-        for node, (batch, total) in enumerate(zip(self.expected_batch_sizes, self.num_examples, strict=True)):
+        for node, (batch, total) in enumerate(
+            zip(self.expected_batch_sizes, self.num_examples, strict=True)
+        ):
             if total > 0 and not 1 <= batch <= total:
                 raise ConfigError(
                     f"privacy.expected_batch_size = {batch}: node {node} has {total} examples; "
@@ -69,7 +74,10 @@ class GaussianMechanism:
     def shapes(self) -> tuple[PassShape, ...]:
         """The public shape of each node's passes."""
         sizes = zip(self.expected_batch_sizes, self.num_examples, strict=True)
-        return tuple(pass_shape(max(batch, 1), total, self.sampling, self.fixed_places) for batch, total in sizes)
+        return tuple(
+            pass_shape(max(batch, 1), total, self.sampling, self.fixed_places)
+            for batch, total in sizes
+        )
 
     def rows_of_same_shape(self) -> dict[PassShape, list[int]]:
         """Return the nodes that share passes."""
@@ -78,11 +86,14 @@ class GaussianMechanism:
             groups.setdefault(shape, []).append(row)
         return groups
 
-    def release(self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]) -> Tensor:
-        """Return the private gradients (N, D) of this step; inactive nodes (no budget, no data) get zeros.
+    def release(
+        self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]
+    ) -> Tensor:
+        """Return the private gradients (N, D) of this step; inactive nodes (no budget, no data) get
+        zeros.
 
-        `clipped_sum` turns drawn examples into clipped gradient sums. An empty batch is noise alone, and is released.
-        """
+        `clipped_sum` turns drawn examples into clipped gradient sums. An empty batch is noise
+        alone, and is released."""
         indices_NE, present_NE = self.draw(step, random, active)
         sum_ND = clipped_sum(indices_NE, present_NE)
         del indices_NE, present_NE
@@ -91,20 +102,26 @@ class GaussianMechanism:
             if not is_active:
                 grad_ND[row] = 0
                 continue
-            # Always in double precision: how many passes a batch took must not show in the numbers that can come out.
+            # Always in double precision: how many passes a batch took must not show in the numbers
+            # that can come out.
             exact_D = sum_ND[row].to("cpu", torch.float64, copy=True)
             if self.noise_multipliers[row] > 0:
                 add_noise_(exact_D, self.noise_multipliers[row], self.clip_norm, random, step, row)
             grad_ND[row] = exact_D.div_(self.expected_batch_sizes[row])
         return grad_ND
 
-    def draw(self, step: int, random: PrivateRandomness, active: Sequence[bool]) -> tuple[Tensor, Tensor]:
-        """Draw each active node's batch: local example numbers (N, E) in random places, and which places are taken."""
+    def draw(
+        self, step: int, random: PrivateRandomness, active: Sequence[bool]
+    ) -> tuple[Tensor, Tensor]:
+        """Draw each active node's batch: local example numbers (N, E) in random places, and which
+        places are taken."""
         drawn = [
             self._draw_row(step, random, row) if is_active else np.zeros(0, dtype=np.int64)
             for row, is_active in enumerate(active)
         ]
-        widths = [shape.width(len(indices)) for shape, indices in zip(self.shapes, drawn, strict=True)]
+        widths = [
+            shape.width(len(indices)) for shape, indices in zip(self.shapes, drawn, strict=True)
+        ]
         indices_NE = np.zeros((len(drawn), max(widths, default=0)), dtype=np.int64)
         present_NE = np.zeros(indices_NE.shape, dtype=bool)
         for row, indices in enumerate(drawn):
@@ -120,7 +137,8 @@ class GaussianMechanism:
     def _draw_row(self, step: int, random: PrivateRandomness, row: int) -> np.ndarray:
         total, batch = self.num_examples[row], self.expected_batch_sizes[row]
         if self.sampling == "poisson":
-            # Rounded down, so that an example is never likelier than the rate that the event states.
+            # Rounded down, so that an example is never likelier than the rate that the event
+            # states.
             threshold = (batch << 32) // total
             words = random.row_bytes("sampling", step, row, 4 * total).view(np.uint32)
             return np.flatnonzero(words < threshold) if threshold < 2**32 else np.arange(total)
@@ -134,6 +152,8 @@ def _random_order(count: int, step: int, random: PrivateRandomness, row: int) ->
         words = random.row_bytes(f"order {attempt}", step, row, 8 * count).view(np.uint64)
         order = np.argsort(words)
         keys = words[order]
-        if not (keys[1:] == keys[:-1]).any():  # given that no two keys are equal, all orders are equally likely
+        if not (
+            keys[1:] == keys[:-1]
+        ).any():  # given that no two keys are equal, all orders are equally likely
             return order
     raise AssertionError("equal keys a hundred times: the random stream is broken")

@@ -57,7 +57,8 @@ class _Learner(NamedTuple):
 
 
 def _copied(loss: Loss | None) -> Loss | None:
-    """Return a deep copy; functions, and what cannot be copied, stay one and are watched in place."""
+    """Return a deep copy; functions, and what cannot be copied, stay one and are watched in
+    place."""
     try:
         return copy.deepcopy(loss)
     except Exception:
@@ -70,16 +71,22 @@ def tensors(outputs: Any) -> list[Tensor]:
         return [outputs]
     if isinstance(outputs, dict):
         outputs = list(outputs.values())
-    return [part for value in outputs for part in tensors(value)] if isinstance(outputs, list | tuple) else []
+    return (
+        [part for value in outputs for part in tensors(value)]
+        if isinstance(outputs, list | tuple)
+        else []
+    )
 
 
-def check_memory(module: nn.Module, loss: Loss | None, settle: Pair, batches: Sequence[Pair], hostile: Pair) -> None:
-    """Refuse a model or loss in which data leave a trace; `settle` and `batches` have the same shapes.
+def check_memory(
+    module: nn.Module, loss: Loss | None, settle: Pair, batches: Sequence[Pair], hostile: Pair
+) -> None:
+    """Refuse a model or loss in which data leave a trace; `settle` and `batches` have the same
+    shapes.
 
-    What is kept may be as little as one bit of a batch, which two batches share by chance: give several, of several
-    sizes. `hostile` holds infinite, huge and missing values: what is kept only of such rows is found there. Models are not
-    asked to bear more than the first batch.
-    """
+    What is kept may be as little as one bit of a batch, which two batches share by chance: give
+    several, of several sizes. `hostile` holds infinite, huge and missing values: what is kept only
+    of such rows is found there. Models are not asked to bear more than the first batch."""
     start = _Learner(module, loss).copy()
     first, *others = batches
     _compare(start, settle, first, [batch for batch in others if _runs(start, batch)])
@@ -117,20 +124,27 @@ def _compare(start: _Learner, settle: Pair, first: Pair, others: Sequence[Pair])
 
 
 def _watched(start: _Learner, batch: Pair) -> tuple[_Learner, _Change]:
-    """Return a copy that has seen a batch, and what all copies have in common before and after that."""
+    """Return a copy that has seen a batch, and what all copies have in common before and after
+    that."""
     before = _shared(start)
     return _after(start, batch), (before, _shared(start))
 
 
 def _refuse_other_results(
-    start: _Learner, settle: Pair, seen: Pair, fresh: Sequence[tuple[str, Tensor]], learner: _Learner
+    start: _Learner,
+    settle: Pair,
+    seen: Pair,
+    fresh: Sequence[tuple[str, Tensor]],
+    learner: _Learner,
 ) -> None:
     """Refuse where a copy that has seen a batch computes something else than a fresh one."""
     for (name, here), (_, there) in zip(fresh, learner.run(settle), strict=True):
         if not same_bits(here, there) and not _is_chance(start, seen, settle, here, there):
             raise ModelError(
-                f"{name}: the same batch gives other values after other batches came before it, so something of "
-                f"those is kept (a sum, a schedule by calls), {_PAST_THE_NOISE}; compute from the batch at hand and "
+                f"{name}: the same batch gives other values after other batches came before it, "
+                "so something of "
+                f"those is kept (a sum, a schedule by calls), {_PAST_THE_NOISE}; compute from "
+                "the batch at hand and "
                 "public constants alone"
             )
 
@@ -140,12 +154,16 @@ def _shared(learner: _Learner) -> _State:
     if learner.loss is not None:
         found |= {("loss", key): value for key, value in shared(learner.loss).items()}
         if copy_is_original(learner.loss):
-            found |= {("loss", f"attribute '{key}'"): value for (_, key), value in own(learner.loss).items()}
+            found |= {
+                ("loss", f"attribute '{key}'"): value
+                for (_, key), value in own(learner.loss).items()
+            }
     return found
 
 
 def copy_is_original(loss: Loss) -> bool:
-    """Tell whether copying gives the loss itself, as with functions and with what cannot be copied."""
+    """Tell whether copying gives the loss itself, as with functions and with what cannot be
+    copied."""
     return _copied(loss) is loss
 
 
@@ -163,7 +181,8 @@ def _refuse_state(start: _Learner, one: _Learner, other: _Learner) -> None:
         if here.get((name, key)) != there.get((name, key)):
             what = f"its attribute '{key}'" if key else "something it holds"
             raise ModelError(
-                f"loss: {f'layer {name}: ' if name else ''}{what} changes with the data it sees, {_PAST_THE_NOISE}; "
+                f"loss: {f'layer {name}: ' if name else ''}{what} changes with the data it sees, "
+                f"{_PAST_THE_NOISE}; "
                 "compute it from the batch at hand and public constants alone"
             )
 
@@ -173,11 +192,13 @@ def _model_words(module: nn.Module, name: str, key: str) -> str:
     if tensor and not name:
         owner = tensor.rpartition(".")[0]
         return (
-            f"model {kind} '{tensor}' of layer {label(owner, module.get_submodule(owner))} changes in the forward pass, "
+            f"model {kind} '{tensor}' of layer {label(owner, module.get_submodule(owner))} "
+            "changes in the forward pass, "
             f"{_PAST_THE_NOISE}; use a layer without running statistics"
         )
     return (
-        f"model layer {label(name, module.get_submodule(name))}: its attribute '{key}' changes with the data in the "
+        f"model layer {label(name, module.get_submodule(name))}: its attribute '{key}' changes "
+        "with the data in the "
         f"forward pass, {_PAST_THE_NOISE}; return what you need instead of storing it"
     )
 
@@ -194,7 +215,8 @@ def _refuse_shared_state(changes: Sequence[_Change]) -> None:
 
 
 def _counts_evenly(changes: Sequence[tuple[Tokens | None, Tokens | None]]) -> bool:
-    """Tell whether contents stay, or differ only in whole numbers that advance by the same amount every time."""
+    """Tell whether contents stay, or differ only in whole numbers that advance by the same amount
+    every time."""
     advances = []
     for before, after in changes:
         if before is None or after is None or len(before) != len(after):
@@ -221,7 +243,10 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _is_chance(start: _Learner, seen: Pair, last: Pair, one: Tensor, other: Tensor) -> bool:
-    """Tell whether a small difference comes from the device: there even like copies with like data differ."""
+    """Tell whether a small difference comes from the device: there even like copies with like data
+    differ."""
     results = [_after(start, seen).run(last) for _ in range(2)]
     repeats = all(same_bits(here, there) for (_, here), (_, there) in zip(*results, strict=True))
-    return not repeats and torch.allclose(one, other, rtol=0, atol=_REPEATS * float(one.abs().max()), equal_nan=True)
+    return not repeats and torch.allclose(
+        one, other, rtol=0, atol=_REPEATS * float(one.abs().max()), equal_nan=True
+    )

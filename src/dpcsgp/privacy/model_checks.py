@@ -1,9 +1,8 @@
 """Refuse models that cannot be trained privately, before any budget is spent.
 
-Per-example clipping bounds an example's influence only if every example has a gradient of its own: layers that mix
-examples or keep statistics of the data are refused, with a replacement that works. This looks at the layers only;
-`probing` runs the model.
-"""
+Per-example clipping bounds an example's influence only if every example has a gradient of its own:
+layers that mix examples or keep statistics of the data are refused, with a replacement that works.
+This looks at the layers only; `probing` runs the model."""
 
 from __future__ import annotations
 
@@ -32,7 +31,11 @@ def check_model(module: nn.Module) -> None:
 
 
 def label(name: str, layer: nn.Module) -> str:
-    return f"'{name}' ({type(layer).__name__})" if name else f"(the model itself, {type(layer).__name__})"
+    return (
+        f"'{name}' ({type(layer).__name__})"
+        if name
+        else f"(the model itself, {type(layer).__name__})"
+    )
 
 
 def _problem(layer: nn.Module) -> str | None:
@@ -56,10 +59,15 @@ def _problem(layer: nn.Module) -> str | None:
 
 
 def _group_norm(channels: int) -> str:
-    """Return a GroupNorm that fits: the most groups, up to 32, that keep two channels or more together."""
+    """Return a GroupNorm that fits: the most groups, up to 32, that keep two channels or more
+    together."""
     if not channels:
         return "nn.GroupNorm(num_groups, channels)"
-    groups = max(count for count in range(1, 33) if channels % count == 0 and (count == 1 or channels // count >= 2))
+    groups = max(
+        count
+        for count in range(1, 33)
+        if channels % count == 0 and (count == 1 or channels // count >= 2)
+    )
     return f"nn.GroupNorm({groups}, {channels})"
 
 
@@ -71,12 +79,19 @@ def _has_spectral_norm(layer: nn.Module) -> bool:
 def _check_parameters(module: nn.Module) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-            raise ModelError(f"model parameter '{name}' has no shape yet; run the model once on a sample input first")
+            raise ModelError(
+                f"model parameter '{name}' has no shape yet; run the model once on a sample "
+                "input first"
+            )
         trainable = isinstance(tensor, nn.Parameter) and tensor.requires_grad
         if trainable and tensor.dtype not in (torch.float32, torch.float64):
-            raise ModelError(f"model parameter '{name}' has dtype {tensor.dtype}; convert it, e.g. model.float()")
+            raise ModelError(
+                f"model parameter '{name}' has dtype {tensor.dtype}; convert it, e.g. model.float()"
+            )
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ModelError("the model has no trainable parameters; set requires_grad_(True) on those to be trained")
+        raise ModelError(
+            "the model has no trainable parameters; set requires_grad_(True) on those to be trained"
+        )
 
 
 def _warn(module: nn.Module) -> None:
@@ -84,14 +99,20 @@ def _warn(module: nn.Module) -> None:
     inplace = [label(name, layer) for name, layer in layers if getattr(layer, "inplace", False)]
     if inplace:
         warnings.warn(
-            f"in-place layers {', '.join(inplace)}: gradients stay exact, but inplace=False is safer and costs only memory",
+            f"in-place layers {', '.join(inplace)}: gradients stay exact, but inplace=False is "
+            "safer and costs only memory",
             UserWarning,
             stacklevel=3,
         )
-    dropout = [label(name, layer) for name, layer in layers if isinstance(layer, nn.modules.dropout._DropoutNd)]
+    dropout = [
+        label(name, layer)
+        for name, layer in layers
+        if isinstance(layer, nn.modules.dropout._DropoutNd)
+    ]
     if dropout:
         warnings.warn(
-            f"Dropout layers {', '.join(dropout)}: their masks do not add to privacy; with noisy gradients training is "
+            f"Dropout layers {', '.join(dropout)}: their masks do not add to privacy; with noisy "
+            "gradients training is "
             "often better without them",
             UserWarning,
             stacklevel=3,

@@ -1,9 +1,10 @@
 """Run a model and its loss before any budget is spent, and refuse what could not be private.
 
-Probes use public examples where there are some (test data), else random ones of the right shapes; never private data.
-They compare what will be released with what is promised: rows of a batch are compared bit for bit among other
-companions (`row_probes`), copies that saw other data must hold and compute the same (`memory_probes`), and `check_sums`
-asks the clipping engine itself whether the clipped sum of a batch is the sum of its examples' clipped gradients.
+Probes use public examples where there are some (test data), else random ones of the right shapes;
+never private data. They compare what will be released with what is promised: rows of a batch are
+compared bit for bit among other companions (`row_probes`), copies that saw other data must hold and
+compute the same (`memory_probes`), and `check_sums` asks the clipping engine itself whether the
+clipped sum of a batch is the sum of its examples' clipped gradients.
 
 Legend: P probe examples, D coordinates.
 """
@@ -28,13 +29,20 @@ from dpcsgp.privacy.model_checks import label
 from dpcsgp.privacy.row_probes import RowDependence, RowProbe, nested, watch_outputs
 from dpcsgp.randomness import torch_seed
 
-__all__ = ["RowDependence", "check_examples_independent", "check_gradients_reach", "check_sums", "row_dependences"]
+__all__ = [
+    "RowDependence",
+    "check_examples_independent",
+    "check_gradients_reach",
+    "check_sums",
+    "row_dependences",
+]
 
 Pair = tuple[Tensor, Tensor]
 Sums = Callable[[Pair, float], Tensor]
 
 _NUM_EXAMPLES: Final = 11  # an unlikely length for any other axis
 _REMEMBERED: Final = 4  # rows of the batches of which nothing may be kept
+# of such batches: what is kept may be one bit, alike in most
 _SIZES: Final = (
     1.0,
     1.0,
@@ -44,7 +52,7 @@ _SIZES: Final = (
     -30.0,
     1e-3,
     -1.0,
-)  # of such batches: what is kept may be one bit, alike in most
+)
 _LADDER: Final = (17, 33, 65, 129, 257, 5, 3, 2)  # just above the likely thresholds
 _SUM_SIZES: Final = (17, 65, 257)
 _SUM_TOLERANCE: Final = 1e-3
@@ -57,15 +65,19 @@ _MOST_GRADIENTS: Final = 2e8  # examples x coordinates of the sums
 
 
 def check_examples_independent(
-    module: nn.Module, example_input: Tensor, public: Tensor | None = None, batch_sizes: Sequence[int] = ()
+    module: nn.Module,
+    example_input: Tensor,
+    public: Tensor | None = None,
+    batch_sizes: Sequence[int] = (),
 ) -> tuple[RowDependence, ...]:
-    """Refuse a model whose output for one example depends on the others, or that keeps something of what it sees.
+    """Refuse a model whose output for one example depends on the others, or that keeps something of
+    what it sees.
 
-    `example_input` is one example without batch axis; only its shape and dtype are used, and rows of `public` instead of
-    random ones if given. The probe runs in training mode, in batches of P rows, of the sizes given and of others as far
-    as they are cheap. Warns about layers whose output is changed in place by the code around them.
-    Returns where one example's values differ in the last place only.
-    """
+    `example_input` is one example without batch axis; only its shape and dtype are used, and rows
+    of `public` instead of random ones if given. The probe runs in training mode, in batches of P
+    rows, of the sizes given and of others as far as they are cheap. Warns about layers whose output
+    is changed in place by the code around them. Returns where one example's values differ in the
+    last place only."""
     probe = copy.deepcopy(module).train()
     first = _probe_batch(example_input, "first", public)
     originals = first.clone()
@@ -75,19 +87,28 @@ def check_examples_independent(
         probe(first)
     if not torch.equal(first, originals):
         raise ModelError(
-            "the model changes its input in place, and with it the data; write `x = x + 1` instead of `x += 1`"
+            "the model changes its input in place, and with it the data; write `x = x + 1` "
+            "instead of `x += 1`"
         )
     example = example_input, example_input.new_zeros(())
-    return _check_rows(module, None, example, None if public is None else (public, public), batch_sizes)
+    return _check_rows(
+        module, None, example, None if public is None else (public, public), batch_sizes
+    )
 
 
 def _check_rows(
-    module: nn.Module, loss: Loss | None, example: Pair, public: Pair | None, batch_sizes: Sequence[int]
+    module: nn.Module,
+    loss: Loss | None,
+    example: Pair,
+    public: Pair | None,
+    batch_sizes: Sequence[int],
 ) -> tuple[RowDependence, ...]:
     """Refuse memory, then dependence between rows, at all sizes that can be afforded."""
     batch = partial(_probe_pair, example, public=public)
     settle = batch(_REMEMBERED, "first")
-    batches = [_resized(batch(_REMEMBERED, f"batch {number}"), size) for number, size in enumerate(_SIZES)]
+    batches = [
+        _resized(batch(_REMEMBERED, f"batch {number}"), size) for number, size in enumerate(_SIZES)
+    ]
     check_memory(module, loss, settle, batches, _hostile(settle))
     probed = copy.deepcopy(module).train()
     steady = _without_chance(probed, batch(_NUM_EXAMPLES, "first")[0])
@@ -97,7 +118,9 @@ def _check_rows(
     thorough = _NUM_EXAMPLES * work * 5 * passes <= _MOST_WORK
     probe.compare(_NUM_EXAMPLES, thorough)
     most = _MOST_VALUES // values
-    for size in _affordable([size for size in (*batch_sizes, *_LADDER) if size <= most], _MOST_WORK / (work * passes)):
+    for size in _affordable(
+        [size for size in (*batch_sizes, *_LADDER) if size <= most], _MOST_WORK / (work * passes)
+    ):
         probe.compare(size, thorough=False)
     return probe.found
 
@@ -105,11 +128,11 @@ def _check_rows(
 def row_dependences(
     module: nn.Module, loss: Loss, example: Pair, public: Pair | None = None, rows: int = 64
 ) -> tuple[RowDependence, ...]:
-    """Return where an example's values differ in the last place among other companions or in other places of `rows`.
+    """Return where an example's values differ in the last place among other companions or in other
+    places of `rows`.
 
-    For an engine that runs passes of one public number of rows: none found, and this shape treats rows alike.
-    Differences beyond the last places are refused.
-    """
+    For an engine that runs passes of one public number of rows: none found, and this shape treats
+    rows alike. Differences beyond the last places are refused."""
     probed = copy.deepcopy(module).train()
     batch = partial(_probe_pair, example, public=public)
     probe = RowProbe(probed, loss, batch, _without_chance(probed, batch(_NUM_EXAMPLES, "first")[0]))
@@ -128,7 +151,8 @@ def _hostile(batch: Pair) -> Pair:
 
 
 def _work_per_row(module: nn.Module, two_rows: Tensor) -> tuple[float, int]:
-    """Estimate multiplications and count values that layers put out, for one row on its way forward."""
+    """Estimate multiplications and count values that layers put out, for one row on its way
+    forward."""
     values, work = 2, 2.0
 
     def count(name: str, layer: nn.Module, output: Any) -> None:
@@ -153,8 +177,11 @@ def _affordable(sizes: Sequence[int], rows: float) -> list[int]:
     return chosen
 
 
-def _probe_batch(example: Tensor, purpose: str, public: Tensor | None = None, rows: int = _NUM_EXAMPLES) -> Tensor:
-    """Return rows of `public`, or random ones like `example`; whole numbers are 0 or 1, valid in any vocabulary."""
+def _probe_batch(
+    example: Tensor, purpose: str, public: Tensor | None = None, rows: int = _NUM_EXAMPLES
+) -> Tensor:
+    """Return rows of `public`, or random ones like `example`; whole numbers are 0 or 1, valid in
+    any vocabulary."""
     shape = (rows, *example.shape)
     with torch_seed(0, f"model probe {purpose}"):
         if public is not None:
@@ -177,10 +204,13 @@ def _warn_about_in_place(module: nn.Module, batch: Tensor) -> None:
         watch_outputs(module, batch, layers, keep)
     if any(getattr(layer, "inplace", False) for _, layer in layers):
         return
-    changed = dict.fromkeys(label(name, layer) for name, layer, part, version in seen if part._version != version)
+    changed = dict.fromkeys(
+        label(name, layer) for name, layer, part, version in seen if part._version != version
+    )
     if changed:
         warnings.warn(
-            f"the outputs of {', '.join(changed)} are changed in place in the forward pass: gradients stay exact, but "
+            f"the outputs of {', '.join(changed)} are changed in place in the forward pass: "
+            "gradients stay exact, but "
             "writing `x = relu(x)` instead of `relu_(x)` is safer and costs only memory",
             UserWarning,
             stacklevel=3,
@@ -188,31 +218,47 @@ def _warn_about_in_place(module: nn.Module, batch: Tensor) -> None:
 
 
 def check_gradients_reach(
-    module: nn.Module, loss: Loss, example: Pair, public: Pair | None = None, batch_sizes: Sequence[int] = ()
+    module: nn.Module,
+    loss: Loss,
+    example: Pair,
+    public: Pair | None = None,
+    batch_sizes: Sequence[int] = (),
 ) -> tuple[RowDependence, ...]:
-    """Refuse a model with trainable parameters that the loss does not depend on: they would only collect noise.
+    """Refuse a model with trainable parameters that the loss does not depend on: they would only
+    collect noise.
 
-    A loss that does not give one value per example, mixes them or remembers them is refused too. `example` is one (input,
-    target) pair without batch axis; only shapes and dtypes are used, and rows of `public` instead of random ones if given.
-    Returns where one example's loss or gradients differ in the last place only.
-    """
+    A loss that does not give one value per example, mixes them or remembers them is refused too.
+    `example` is one (input, target) pair without batch axis; only shapes and dtypes are used, and
+    rows of `public` instead of random ones if given. Returns where one example's loss or gradients
+    differ in the last place only."""
     probe = copy.deepcopy(module).train()
     inputs, targets = _probe_pair(example, _NUM_EXAMPLES, "input", public)
-    named = [(name, parameter) for name, parameter in probe.named_parameters() if parameter.requires_grad]
+    named = [
+        (name, parameter) for name, parameter in probe.named_parameters() if parameter.requires_grad
+    ]
     with torch_seed(0, "model probe masks"), torch.enable_grad():
         losses = loss(probe(inputs), targets)
     if not isinstance(losses, Tensor):
-        raise ModelError(f"loss: expected a tensor with one value per example, got {type(losses).__name__}")
+        raise ModelError(
+            f"loss: expected a tensor with one value per example, got {type(losses).__name__}"
+        )
     check_losses(losses, _NUM_EXAMPLES)
     total = losses.sum()
     if not total.requires_grad:
-        raise ModelError("the loss does not depend on the model's parameters; check the forward pass for detach()")
+        raise ModelError(
+            "the loss does not depend on the model's parameters; check the forward pass for "
+            "detach()"
+        )
     gradients = torch.autograd.grad(total, [parameter for _, parameter in named], allow_unused=True)
-    missing = [name for (name, _), gradient in zip(named, gradients, strict=True) if gradient is None]
+    missing = [
+        name for (name, _), gradient in zip(named, gradients, strict=True) if gradient is None
+    ]
     if missing:
         raise ModelError(
-            f"model parameters {', '.join(repr(name) for name in missing)} get no gradient from the loss: they would "
-            "only collect noise; use them in the forward pass or freeze them with requires_grad_(False)"
+            f"model parameters {', '.join(repr(name) for name in missing)} get no gradient from "
+            "the loss: they would "
+            "only collect noise; use them in the forward pass or freeze them with "
+            "requires_grad_(False)"
         )
     found = _check_rows(module, loss, example, public, batch_sizes)
     steady = _without_chance(module, inputs)
@@ -220,7 +266,9 @@ def check_gradients_reach(
     check_sums(sums, (inputs, targets))
     room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
     room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(steady, inputs[:2])[0])
-    for size in _affordable([size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES], room):
+    for size in _affordable(
+        [size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES], room
+    ):
         check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
     return found
 
@@ -228,7 +276,8 @@ def check_gradients_reach(
 def _probe_pair(example: Pair, rows: int, purpose: str, public: Pair | None) -> Pair:
     """Return inputs and targets of the same rows."""
     inputs, targets = (
-        _probe_batch(part, purpose, None if public is None else public[kind], rows) for kind, part in enumerate(example)
+        _probe_batch(part, purpose, None if public is None else public[kind], rows)
+        for kind, part in enumerate(example)
     )
     if public is None and not targets.is_floating_point():
         both = torch.tensor([0, 1], dtype=targets.dtype).view(2, *[1] * (targets.dim() - 1))
@@ -254,13 +303,16 @@ def _sums(module: nn.Module, loss: Loss) -> Sums:
         present = torch.ones(1, len(inputs), dtype=torch.bool, device=inputs.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return engine.clipped_sum(models_1D, inputs[None].clone(), targets[None], present, clip)[0]
+            return engine.clipped_sum(
+                models_1D, inputs[None].clone(), targets[None], present, clip
+            )[0]
 
     return clipped_sum
 
 
 def check_sums(sums: Sums, batch: Pair, together: int = 1) -> None:
-    """Refuse model and loss unless the engine's clipped sum of a batch is the sum over its parts of `together` examples.
+    """Refuse model and loss unless the engine's clipped sum of a batch is the sum over its parts of
+    `together` examples.
 
     That is what bounds an example's influence, whatever layers, hooks, losses and batch sizes do.
     """
@@ -291,19 +343,26 @@ def _refuse_difference(difference_D: Tensor, size: float) -> None:
     """Refuse if the whole is not the sum of its parts."""
     if not _norm(difference_D) <= _SUM_TOLERANCE * size + 1e-30:
         raise ModelError(
-            "loss or model: the gradient of a batch is not the sum of the gradients of its examples. Something depends on "
-            "the other examples or on how many there are (a mean over the batch, a recurrent layer without "
-            "batch_first=True), so no example has a gradient of its own; divide by public constants and treat examples one "
+            "loss or model: the gradient of a batch is not the sum of the gradients of its "
+            "examples. Something depends on "
+            "the other examples or on how many there are (a mean over the batch, a recurrent "
+            "layer without "
+            "batch_first=True), so no example has a gradient of its own; divide by public "
+            "constants and treat examples one "
             "by one"
         )
 
 
 def _without_chance(module: nn.Module, inputs: Tensor) -> nn.Module:
-    """Return a copy in train() mode if that repeats itself on the same inputs, else in eval() mode (Dropout and the like)."""
+    """Return a copy in train() mode if that repeats itself on the same inputs, else in eval() mode
+    (Dropout and the like)."""
     copied = copy.deepcopy(module).train()
     traces: list[list[Tensor]] = []
     for purpose in ("one", "other"):
         with torch_seed(0, f"model probe chance {purpose}"), torch.no_grad():
             traces.append([part.detach() for part in nested(copied(inputs))])
-    repeats = all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(*traces, strict=True))
+    repeats = all(
+        torch.equal(one.nan_to_num(), other.nan_to_num())
+        for one, other in zip(*traces, strict=True)
+    )
     return copied if repeats else copied.eval()

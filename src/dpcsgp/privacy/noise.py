@@ -1,21 +1,25 @@
 """Gaussian noise from a cryptographic stream, on a grid that defeats floating-point attacks.
 
-Floating-point noise has gaps: the low bits of `sum + noise` can tell which sums are possible at all (Mironov, CCS 2012).
-Here the clipped sum and the noise are both rounded to multiples of one public power of two before they are added, so the
-set of values that can be released does not depend on the data:
+Floating-point noise has gaps: the low bits of `sum + noise` can tell which sums are possible at all
+(Mironov, CCS 2012). Here the clipped sum and the noise are both rounded to multiples of one public
+power of two before they are added, so the set of values that can be released does not depend on the
+data:
 
     released = grid * (round(sum / grid) + round(scale * gauss / grid))
 
-Rounding moves a sum of D coordinates by at most `sqrt(D) * grid` in all, as seen by two neighbouring data sets; the grid is
-chosen so small that this is at most 2^-11 of the clip norm. `passes.SUM_SLACK` bounds what rounding does to the clipped sum
-itself, whatever the data and however many were drawn. `scale` is raised by both, so the stated noise multiplier holds for
-the rounded mechanism.
+Rounding moves a sum of D coordinates by at most `sqrt(D) * grid` in all, as seen by two
+neighbouring data sets; the grid is chosen so small that this is at most 2^-11 of the clip norm.
+`passes.SUM_SLACK` bounds what rounding does to the clipped sum itself, whatever the data and
+however many were drawn. `scale` is raised by both, so the stated noise multiplier holds for the
+rounded mechanism.
 
-The Gaussian values come from the Box-Muller transform of 53-bit radii (values reach 8.6 standard deviations; the mass
-beyond is below 1e-17 per coordinate) and 64-bit angles in double precision. Both matter: the two values of a pair share
-radius and angle, so with angles of 24 or 32 bits they would lie on so few rays that most pairs of grid points could not come
-out, and an attacker who tries out sums would see which one leaves only possible pairs. Angles here are 2^-53 of a turn
-apart or nearer, below one grid point for radii up to 10^15; that every grid point is reached was not proved.
+The Gaussian values come from the Box-Muller transform of 53-bit radii (values reach 8.6 standard
+deviations; the mass beyond is below 1e-17 per coordinate) and 64-bit angles in double precision.
+Both matter: the two values of a pair share radius and angle, so with angles of 24 or 32 bits they
+would lie on so few rays that most pairs of grid points could not come out, and an attacker who
+tries out sums would see which one leaves only possible pairs. Angles here are 2^-53 of a turn apart
+or nearer, below one grid point for radii up to 10^15; that every grid point is reached was not
+proved.
 
 Legend: D coordinates.
 """
@@ -34,7 +38,8 @@ from dpcsgp.privacy.passes import SUM_SLACK
 from dpcsgp.randomness import PrivateRandomness
 
 _GRID_SLACK: Final = 2.0**-11
-SENSITIVITY_SLACK: Final = _GRID_SLACK + SUM_SLACK  # by what share rounding may lengthen the difference of two sums
+# by what share rounding may lengthen the difference of two sums
+SENSITIVITY_SLACK: Final = _GRID_SLACK + SUM_SLACK
 
 
 def grid_size(clip_norm: float, dim: int) -> float:
@@ -50,7 +55,8 @@ def add_noise_(
     step: int,
     row: int,
 ) -> None:
-    """Make `sum + noise_multiplier * clip_norm * gauss` on the grid, in place; `row` picks the node's secret key."""
+    """Make `sum + noise_multiplier * clip_norm * gauss` on the grid, in place; `row` picks the
+    node's secret key."""
     grid = grid_size(clip_norm, sum_D.numel())
     scale = noise_multiplier * clip_norm * (1 + SENSITIVITY_SLACK)
     here_D = sum_D.detach().cpu().contiguous()
@@ -60,14 +66,18 @@ def add_noise_(
 
 
 def rounded_gauss(dim: int, scale: float, random: PrivateRandomness, step: int, row: int) -> Tensor:
-    """Return `round(scale * gauss)` as whole numbers in float64 (D,): the noise alone, in units of the grid."""
+    """Return `round(scale * gauss)` as whole numbers in float64 (D,): the noise alone, in units of
+    the grid."""
     noise_D = np.zeros(dim)
     _add_rounded(noise_D, scale, 1.0, random, step, row)
     return torch.from_numpy(noise_D)
 
 
-def _add_rounded(sums_D: np.ndarray, scale: float, grid: float, random: PrivateRandomness, step: int, row: int) -> None:
-    """Make `grid * (round(sum / grid) + round(scale * gauss))` in place; the second half of the sums gets the sines."""
+def _add_rounded(
+    sums_D: np.ndarray, scale: float, grid: float, random: PrivateRandomness, step: int, row: int
+) -> None:
+    """Make `grid * (round(sum / grid) + round(scale * gauss))` in place; the second half of the
+    sums gets the sines."""
     half = (sums_D.size + 1) // 2
     words = random.row_bytes("noise", step, row, 16 * half).view(np.int64)
     radii, angles, first, second = words[:half], words[half:], sums_D[:half], sums_D[half:]

@@ -1,24 +1,26 @@
-"""The public shapes in which private examples are computed, and how much rounding may do to their sum.
+"""The public shapes in which private examples are computed, and how much rounding may do to their
+sum.
 
-Kernels are chosen by shape: a matrix product of 3 rows rounds otherwise than one of 4, and at a kink of the loss the last
-bit decides an example's whole gradient. So every pass runs on a number of rows that follows from public constants alone,
-drawn examples fill some of its places, blank rows (zeros that count for nothing) the others, and what one example
-contributes does not depend on how many others were drawn.
+Kernels are chosen by shape: a matrix product of 3 rows rounds otherwise than one of 4, and at a
+kink of the loss the last bit decides an example's whole gradient. So every pass runs on a number of
+rows that follows from public constants alone, drawn examples fill some of its places, blank rows
+(zeros that count for nothing) the others, and what one example contributes does not depend on how
+many others were drawn.
 
-Which places the drawn examples take is random. There are two ways, and a check at the start decides (`row_checks`):
+Which places the drawn examples take is random. There are two ways, and a check at the start decides
+(`row_checks`):
 
-* Where a row's bits do not depend on its place, examples lie side by side in random order. A data set with one example less
-  then differs, in law, by one hole that the last example fills.
-* Where they do, examples take random places among a fixed number that is hardly ever exceeded, and one example less is one
-  hole more: all others stay where they are.
+* Where a row's bits do not depend on its place, examples lie side by side in random order. A data
+  set with one example less then differs, in law, by one hole that the last example fills.
+* Where they do, examples take random places among a fixed number that is hardly ever exceeded, and
+  one example less is one hole more: all others stay where they are.
 
-A sum of K float32 products in any order is off by at most K 2^-24 of the sum of their sizes. At most two chunks and two
-passes change between neighbouring data sets, on two sides: that is where the factors of four below come from;
-`docs/privacy-proof.md` has the proof.
+A sum of K float32 products in any order is off by at most K 2^-24 of the sum of their sizes. At
+most two chunks and two passes change between neighbouring data sets, on two sides: that is where
+the factors of four below come from; `docs/privacy-proof.md` has the proof.
 
-Legend: P places of a node in a pass, C chunks of R rows that make up a pass (P = C R), T positions an example passes
-through a layer.
-"""
+Legend: P places of a node in a pass, C chunks of R rows that make up a pass (P = C R), T positions
+an example passes through a layer."""
 
 from __future__ import annotations
 
@@ -28,10 +30,15 @@ from dataclasses import dataclass
 from typing import Final, final
 
 UNIT: Final = 2.0**-24  # unit of rounding of float32
-SUM_SLACK: Final = 0.0222  # what rounding may add to a neighbouring pair of sums, as a share of the clip norm
-OVERFLOW: Final = 1e-18  # probability that a Poisson batch exceeds fixed places; every such release adds it to delta
+SUM_SLACK: Final = (
+    0.0222  # what rounding may add to a neighbouring pair of sums, as a share of the clip norm
+)
+# probability that a Poisson batch exceeds fixed places; every such release adds it to delta
+OVERFLOW: Final = 1e-18
 MOST_PLACES: Final = 2560  # of a pass
-_SECOND_ORDER: Final = 1.01  # for terms such as (K 2^-24)^2, and for factors that were rounded themselves
+_SECOND_ORDER: Final = (
+    1.01  # for terms such as (K 2^-24)^2, and for factors that were rounded themselves
+)
 _QUANTUM: Final = 16  # rows of a chunk are a multiple of it: no vector register is filled by half
 _DEVIATIONS: Final = 2.0
 
@@ -41,9 +48,8 @@ _DEVIATIONS: Final = 2.0
 class PassShape:
     """How many places a node has: `passes` passes of `chunks` chunks of `rows` rows, all public.
 
-    Chunks of a pass are summed in float32, passes in double precision. With `fixed`, drawn examples take random places and
-    keep them; otherwise they lie side by side.
-    """
+    Chunks of a pass are summed in float32, passes in double precision. With `fixed`, drawn examples
+    take random places and keep them; otherwise they lie side by side."""
 
     rows: int = 64
     chunks: int = 1
@@ -66,12 +72,14 @@ class PassShape:
         return self.places * max(self.passes, math.ceil(drawn / self.places))
 
 
-def pass_shape(expected_batch: int, num_examples: int, sampling: str, fixed: bool = False) -> PassShape:
+def pass_shape(
+    expected_batch: int, num_examples: int, sampling: str, fixed: bool = False
+) -> PassShape:
     """Return the shape of a node's passes.
 
-    Poisson batches get two standard deviations of room, and a larger one needs a further pass of its node alone; fixed
-    places are so many that a batch exceeds them with probability `OVERFLOW` at most. A pass has as few chunks as rounding
-    allows: summing over chunks costs time.
+    Poisson batches get two standard deviations of room, and a larger one needs a further pass of
+    its node alone; fixed places are so many that a batch exceeds them with probability `OVERFLOW`
+    at most. A pass has as few chunks as rounding allows: summing over chunks costs time.
 
     >>> pass_shape(256, 2048, "poisson")
     PassShape(rows=288, chunks=1, passes=1, fixed=False)
@@ -90,13 +98,17 @@ def pass_shape(expected_batch: int, num_examples: int, sampling: str, fixed: boo
         wanted = min(math.ceil(expected_batch + _DEVIATIONS * spread), total)
     passes = math.ceil(wanted / MOST_PLACES)
     per_pass = math.ceil(wanted / passes)
-    rows_of_chunks = ((math.ceil(per_pass / chunks / _QUANTUM) * _QUANTUM, chunks) for chunks in itertools.count(1))
+    rows_of_chunks = (
+        (math.ceil(per_pass / chunks / _QUANTUM) * _QUANTUM, chunks)
+        for chunks in itertools.count(1)
+    )
     rows, chunks = next(pair for pair in rows_of_chunks if pass_slack(*pair) <= SUM_SLACK)
     return PassShape(rows, chunks, passes, fixed)
 
 
 def _exceeded_hardly_ever(expected_batch: int, total: int) -> int:
-    """Return the smallest a with P(more than a of `total` are drawn) <= OVERFLOW, by Chernoff's bound exp(-J KL(a / J, q))."""
+    """Return the smallest a with P(more than a of `total` are drawn) <= OVERFLOW, by Chernoff's
+    bound exp(-J KL(a / J, q))."""
     rate = expected_batch / total
     low, high = expected_batch, total
     while low < high:
@@ -111,17 +123,19 @@ def _exceeded_hardly_ever(expected_batch: int, total: int) -> int:
 
 
 def pass_slack(rows: int, chunks: int) -> float:
-    """Bound the rounding where products over the rows of a chunk and a sum over the chunks of a pass are in float32."""
+    """Bound the rounding where products over the rows of a chunk and a sum over the chunks of a
+    pass are in float32."""
     across = chunks * chunks * rows if chunks > 1 else 0
     return 4 * UNIT * _SECOND_ORDER * (rows * (rows + 2) + across)
 
 
 def ghost_slack(rows: int, positions: int, margin: float) -> float:
-    """Bound the rounding where examples and positions are summed in one product of `rows * positions` terms.
+    """Bound the rounding where examples and positions are summed in one product of `rows *
+    positions` terms.
 
-    Terms of one example may cancel, so the error is a share of U = |inputs| |output gradients|, not of the gradient;
-    clipping by |g| + margin U makes U at most clip_norm / margin. A single row has no companions to share rounding with.
-    """
+    Terms of one example may cancel, so the error is a share of U = |inputs| |output gradients|, not
+    of the gradient; clipping by |g| + margin U makes U at most clip_norm / margin. A single row has
+    no companions to share rounding with."""
     if rows == 1:
         return 0.0
     return 4 * UNIT * _SECOND_ORDER * rows * (rows * positions + 2) / margin

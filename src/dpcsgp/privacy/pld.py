@@ -1,27 +1,33 @@
 """Rigorous upper bounds on the eps of composed releases, from privacy-loss distributions.
 
-The privacy loss of one release is a random variable; eps follows from the distribution of the sum of all losses. Here
-a release becomes a distribution on a grid that provably dominates it (connect-the-dots: the mass of a bucket moves to
-the bucket's two ends so that both the upper and the lower distribution keep their mass there), and composition is one
-Fourier transform. The method is that of the package dp-accounting, against whose upper and lower estimates the tests
-hold these numbers. Its own implementation is not called because it takes minutes for small noise on its fixed grid,
-takes differences of near-equal deltas (spurious mass on fine grids), and refuses sampling without replacement.
+The privacy loss of one release is a random variable; eps follows from the distribution of the sum
+of all losses. Here a release becomes a distribution on a grid that provably dominates it
+(connect-the-dots: the mass of a bucket moves to the bucket's two ends so that both the upper and
+the lower distribution keep their mass there), and composition is one Fourier transform. The method
+is that of the package dp-accounting, against whose upper and lower estimates the tests hold these
+numbers. Its own implementation is not called because it takes minutes for small noise on its fixed
+grid, takes differences of near-equal deltas (spurious mass on fine grids), and refuses sampling
+without replacement.
 
-With `s` the noise multiplier, `q` the sampling rate, `N(m) = Normal(m, s^2)` and `mix = (1 - q) N(0) + q N(-1)`:
+With `s` the noise multiplier, `q` the sampling rate, `N(m) = Normal(m, s^2)` and `mix = (1 - q)
+N(0) + q N(-1)`:
 
-* poisson, remove: (mix, N(0)); poisson, add: (N(0), mix) mirrored. eps is the larger of the two. That was removing in
-  every case tried, and for Renyi divergences, which add up over releases, it always is (Mironov, Talwar, Zhang 2019).
-  That does not settle it for eps at a given delta after many releases, so both are computed.
-* replace one: the divergence curve max over both directions, i.e. (mix, N(0)) for losses above 0 and (N(0), mix) below,
-  with `s` halved. It holds for uniform sampling and, with the same rate, for Poisson sampling: both make the output
-  `(1 - q) a + q b` against `(1 - q) a + q b'` where `a`, `b`, `b'` are pairwise at most `2 clip_norm` apart, and advanced
-  joint convexity then gives `H_(1 + q (t - 1)) <= q H_t(Gaussian, shift 2)` for t >= 1.
+* poisson, remove: (mix, N(0)); poisson, add: (N(0), mix) mirrored. eps is the larger of the two.
+  That was removing in every case tried, and for Renyi divergences, which add up over releases, it
+  always is (Mironov, Talwar, Zhang 2019). That does not settle it for eps at a given delta after
+  many releases, so both are computed.
+* replace one: the divergence curve max over both directions, i.e. (mix, N(0)) for losses above 0
+  and (N(0), mix) below, with `s` halved. It holds for uniform sampling and, with the same rate, for
+  Poisson sampling: both make the output `(1 - q) a + q b` against `(1 - q) a + q b'` where `a`,
+  `b`, `b'` are pairwise at most `2 clip_norm` apart, and advanced joint convexity then gives `H_(1
+  + q (t - 1)) <= q H_t(Gaussian, shift 2)` for t >= 1.
 
-References: Doroshenko et al., "Connect the Dots" (2022); Zhu, Dong, Wang, "Optimal Accounting of Differential Privacy
-via Characteristic Function" (2022); Balle, Barthe, Gaboardi, "Privacy Amplification by Subsampling" (2018).
+References: Doroshenko et al., "Connect the Dots" (2022); Zhu, Dong, Wang, "Optimal Accounting of
+Differential Privacy via Characteristic Function" (2022); Balle, Barthe, Gaboardi, "Privacy
+Amplification by Subsampling" (2018).
 
-Legend: L grid losses, ascending multiples of the grid interval; buckets lie between neighbouring losses (L - 1 of them).
-"""
+Legend: L grid losses, ascending multiples of the grid interval; buckets lie between neighbouring
+losses (L - 1 of them)."""
 
 from __future__ import annotations
 
@@ -40,19 +46,25 @@ from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE, ReleaseEvent
 
 Releases = Sequence[tuple[ReleaseEvent, int]]
 
-_GRID_TOLERANCE: Final = 1e-3  # variance that the grid may add, as a fraction; measured to move eps by about half of it
+_GRID_TOLERANCE: Final = (
+    1e-3  # variance that the grid may add, as a fraction; measured to move eps by about half of it
+)
 _FEWEST_BUCKETS: Final = 2**10
 _MOST_BUCKETS: Final = 2**15
 MOST_COMPOSED: Final = 2**19
 MOST_COARSENINGS: Final = 20
-TAIL_SHARE: Final = 1e-4  # share of delta that truncated tails may use up; they are booked as infinite losses
-# Mass per release that rounding in the Fourier transform may misplace (largest seen against long doubles: 4e-16).
+TAIL_SHARE: Final = (
+    1e-4  # share of delta that truncated tails may use up; they are booked as infinite losses
+)
+# Mass per release that rounding in the Fourier transform may misplace (largest seen against long
+# doubles: 4e-16).
 FFT_ERROR: Final = 5e-16
 
 
 @dataclass(frozen=True)
 class LossPair:
-    """The pair (mix, N(0)) behind a release: the noise multiplier that counts and the sampling rate."""
+    """The pair (mix, N(0)) behind a release: the noise multiplier that counts and the sampling
+    rate."""
 
     noise: float
     rate: float
@@ -67,14 +79,18 @@ class LossPair:
         return np.where(np.abs(exponent) > 1.0, far, near)
 
     def cut(self, losses: np.ndarray) -> np.ndarray:
-        """Return the x at which the loss equals `losses`; infinity where no x has so small a loss."""
+        """Return the x at which the loss equals `losses`; infinity where no x has so small a
+        loss."""
         return -0.5 - self.noise**2 * (losses if self.rate == 1 else self._exponent(losses))
 
     def _exponent(self, losses: np.ndarray) -> np.ndarray:
-        """Return log((exp(loss) - (1 - rate)) / rate), each range of losses by the form that loses no digits there."""
+        """Return log((exp(loss) - (1 - rate)) / rate), each range of losses by the form that loses
+        no digits there."""
         rest = 1 - self.rate
         with np.errstate(divide="ignore"):
-            low = np.log(np.maximum(np.exp(np.minimum(losses, -1.0)) - rest, 0.0)) - math.log(self.rate)
+            low = np.log(np.maximum(np.exp(np.minimum(losses, -1.0)) - rest, 0.0)) - math.log(
+                self.rate
+            )
             near = np.log1p(np.maximum(np.expm1(np.clip(losses, -1.0, 1.0)) / self.rate, -1.0))
         high = losses + np.log1p(-rest * np.exp(-np.maximum(losses, 1.0))) - math.log(self.rate)
         return np.where(losses < -1.0, low, np.where(losses > 1.0, high, near))
@@ -87,7 +103,8 @@ class LossPair:
 
 
 def pair_of(event: ReleaseEvent, relation: str) -> LossPair:
-    """Return the pair of a release; replacing one example moves the sum twice as far, which halves the noise."""
+    """Return the pair of a release; replacing one example moves the sum twice as far, which halves
+    the noise."""
     scale = 1.0 if relation == ADD_OR_REMOVE_ONE else 0.5
     return LossPair(event.noise_multiplier * scale, event.sampling_rate)
 
@@ -106,13 +123,15 @@ class LossGrid:
         held = np.flatnonzero(self.masses > 0)
         exponents = order * self.interval * (self.first + held)
         largest = float(exponents.max())
-        # No BLAS product here: for such short vectors its threads cost more than they save, on a busy machine 10 times.
+        # No BLAS product here: for such short vectors its threads cost more than they save, on a
+        # busy machine 10 times.
         return largest + math.log(float(np.sum(self.masses[held] * np.exp(exponents - largest))))
 
 
 @dataclass(frozen=True)
 class GridBound:
-    """Upper bounds on eps, one per direction (removing, adding; or replacing), and how coarse the grid was.
+    """Upper bounds on eps, one per direction (removing, adding; or replacing), and how coarse the
+    grid was.
 
     `inflation` estimates the fraction by which the grid raised the variance of the summed loss.
     """
@@ -129,8 +148,8 @@ class GridBound:
 def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
     """Return an upper bound on eps from composed privacy-loss distributions.
 
-    Infinite where delta is below 5e-15 per release: rounding in the transform could hide a tenth of that.
-    """
+    Infinite where delta is below 5e-15 per release: rounding in the transform could hide a tenth of
+    that."""
     counts = [count for _, count in releases]
     usable_delta = delta - FFT_ERROR * (sum(counts) + 1)
     if usable_delta < 0.9 * delta:
@@ -150,18 +169,21 @@ def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -
     else:
         return GridBound((math.inf,), inflation)
     composed = [
-        compose(grids, counts, window, TAIL_SHARE * delta) for grids, window in zip(directions, windows, strict=True)
+        compose(grids, counts, window, TAIL_SHARE * delta)
+        for grids, window in zip(directions, windows, strict=True)
     ]
     return GridBound(tuple(read_epsilon(grid, usable_delta) for grid in composed), inflation)
 
 
 def tail_per_release(delta: float, counts: Sequence[int]) -> float:
-    """Return the mass that a release's grid may leave out; a power of two per count, so that neighbouring counts share grids."""
+    """Return the mass that a release's grid may leave out; a power of two per count, so that
+    neighbouring counts share grids."""
     return TAIL_SHARE * delta / 2 ** math.ceil(math.log2(sum(counts)))
 
 
 def normal_mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return Phi(high) - Phi(low), accurate in both tails because the upper one is mirrored into the lower."""
+    """Return Phi(high) - Phi(low), accurate in both tails because the upper one is mirrored into
+    the lower."""
     flip = low > 0
     return ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
 
@@ -173,11 +195,14 @@ def loss_reach(pair: LossPair, tail: float) -> tuple[float, float]:
     return float(lowest), float(highest)
 
 
-def _choose_interval(pairs: Sequence[LossPair], counts: Sequence[int], tail: float) -> tuple[float, float]:
-    """Choose the coarsest grid (a power of two) that inflates the variance of the summed loss by little; say by how much.
+def _choose_interval(
+    pairs: Sequence[LossPair], counts: Sequence[int], tail: float
+) -> tuple[float, float]:
+    """Choose the coarsest grid (a power of two) that inflates the variance of the summed loss by
+    little; say by how much.
 
-    A loss at fraction t of a bucket of width h is split between the two ends, which adds t (1 - t) h^2 of variance.
-    """
+    A loss at fraction t of a bucket of width h is split between the two ends, which adds t (1 - t)
+    h^2 of variance."""
     reach = max(max(map(abs, loss_reach(pair, tail))) for pair in pairs)
     z = np.linspace(-8.0, 8.0, 1001)
     weights = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
@@ -198,12 +223,14 @@ def _choose_interval(pairs: Sequence[LossPair], counts: Sequence[int], tail: flo
         interval /= 2
 
 
-def connect_dots(upper: np.ndarray, lower: np.ndarray, left_L: np.ndarray, interval: float) -> np.ndarray:
+def connect_dots(
+    upper: np.ndarray, lower: np.ndarray, left_L: np.ndarray, interval: float
+) -> np.ndarray:
     """Return the masses on the grid (L,) that keep the upper and lower mass of every bucket.
 
-    Of a bucket's upper mass u and lower mass v the right end e + h gets (u - v exp(e)) / (1 - exp(-h)), the left end the
-    rest. Capping exp(e) only moves mass to the right, which is the safe side.
-    """
+    Of a bucket's upper mass u and lower mass v the right end e + h gets (u - v exp(e)) / (1 -
+    exp(-h)), the left end the rest. Capping exp(e) only moves mass to the right, which is the safe
+    side."""
     right = (upper - lower * np.exp(np.minimum(left_L, 700.0))) / -math.expm1(-interval)
     right = np.clip(right, 0.0, upper)
     masses = np.zeros(len(upper) + 1)
@@ -226,7 +253,9 @@ def _poisson_grids(pair: LossPair, interval: float, tail: float) -> tuple[LossGr
     add = connect_dots(normal[::-1], mix[::-1], -losses_L[:0:-1], interval)
     remove[0] += mix_below  # losses below the grid are raised to its lowest point
     add[0] += normal_above
-    return LossGrid(interval, first, remove, float(mix_above)), LossGrid(interval, -last, add, float(normal_below))
+    return LossGrid(interval, first, remove, float(mix_above)), LossGrid(
+        interval, -last, add, float(normal_below)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -242,16 +271,20 @@ def _replace_grid(pair: LossPair, interval: float, tail: float) -> tuple[LossGri
     masses[: last + 1] += connect_dots(normal[::-1], mix[::-1], -losses_L[:0:-1], interval)
     masses[0] += normal_above[0]
     half = 0.5 / pair.noise
-    masses[last] += (1 - pair.rate) * float(normal_mass(np.array(-half), np.array(half)))  # the kink of the curve at 0
+    # the kink of the curve at 0
+    masses[last] += (1 - pair.rate) * float(normal_mass(np.array(-half), np.array(half)))
     return (LossGrid(interval, -last, masses, float(mix_above[0])),)
 
 
-def compose(grids: Sequence[LossGrid], counts: Sequence[int], window: tuple[int, int], tail: float) -> LossGrid:
-    """Return the distribution of the sum of all losses, `counts[k]` independent ones from `grids[k]`.
+def compose(
+    grids: Sequence[LossGrid], counts: Sequence[int], window: tuple[int, int], tail: float
+) -> LossGrid:
+    """Return the distribution of the sum of all losses, `counts[k]` independent ones from
+    `grids[k]`.
 
-    One Fourier transform of the length of the window that holds all but `tail` of the mass. What lies outside wraps
-    around into the window; what lies above it is booked as infinite too, so the result dominates.
-    """
+    One Fourier transform of the length of the window that holds all but `tail` of the mass. What
+    lies outside wraps around into the window; what lies above it is booked as infinite too, so the
+    result dominates."""
     first, last = window
     wanted = max(last - first + 1, *(len(grid.masses) for grid in grids))
     length = cast(int, next_fast_len(wanted, real=True))
@@ -260,15 +293,18 @@ def compose(grids: Sequence[LossGrid], counts: Sequence[int], window: tuple[int,
         spectrum *= np.fft.rfft(grid.masses, length) ** count
     start = sum(grid.first * count for grid, count in zip(grids, counts, strict=True))
     masses = np.roll(np.fft.irfft(spectrum, length), start - first)[: last - first + 1]
-    finite = sum(count * math.log1p(-grid.infinite) for grid, count in zip(grids, counts, strict=True))
+    finite = sum(
+        count * math.log1p(-grid.infinite) for grid, count in zip(grids, counts, strict=True)
+    )
     return LossGrid(grids[0].interval, first, masses, tail - math.expm1(finite))
 
 
 def window_of(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> tuple[int, int]:
-    """Return indices (first, last) beyond which the sum of losses has at most `tail` mass on either side.
+    """Return indices (first, last) beyond which the sum of losses has at most `tail` mass on either
+    side.
 
-    Chernoff: P(sum > u) <= exp(K(t) - t u) for every t > 0, K being the log moment of the sum; likewise below.
-    """
+    Chernoff: P(sum > u) <= exp(K(t) - t u) for every t > 0, K being the log moment of the sum;
+    likewise below."""
     interval, pairs = grids[0].interval, list(zip(grids, counts, strict=True))
     first = sum(count * grid.first for grid, count in pairs)
     last = sum(count * (grid.first + len(grid.masses) - 1) for grid, count in pairs)
@@ -278,7 +314,8 @@ def window_of(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> 
     start = math.sqrt(-2 * math.log(tail) / spread)  # the optimal order if the sum were Gaussian
 
     def reached(order: float) -> float:
-        """Return the loss beyond which the tail lies; above for positive orders, below for negative ones."""
+        """Return the loss beyond which the tail lies; above for positive orders, below for negative
+        ones."""
         moment = sum(count * grid.log_moment(order) for grid, count in pairs)
         return (moment - math.log(tail)) / (abs(order) * interval)
 
@@ -288,7 +325,8 @@ def window_of(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> 
 
 
 def _least(bound: Callable[[float], float], start: float) -> float:
-    """Return the least of `bound` around start, in steps of two; it has one valley, which may lie far below."""
+    """Return the least of `bound` around start, in steps of two; it has one valley, which may lie
+    far below."""
     values = [bound(start * 2.0**power) for power in range(-6, 5)]
     power = -7  # rare large losses ask for small orders
     while values[0] == min(values) and power > -30:
@@ -303,18 +341,21 @@ def _variance(grid: LossGrid) -> float:
 
 
 def read_epsilon(grid: LossGrid, delta: float) -> float:
-    """Return the smallest eps >= 0 with `infinite + sum over losses > eps of mass * (1 - exp(eps - loss)) <= delta`."""
+    """Return the smallest eps >= 0 with `infinite + sum over losses > eps of mass * (1 - exp(eps -
+    loss)) <= delta`."""
     if grid.infinite > delta:
         return math.inf
     shrink = math.exp(-grid.interval)
     top_down = np.concatenate([[0.0], grid.masses[::-1]])  # one more point on top, above all losses
     above = np.cumsum(top_down) - top_down
-    discounted = lfilter([0.0, shrink], [1.0, -shrink], top_down)  # sum over losses > own of mass * exp(own - loss)
+    # sum over losses > own of mass * exp(own - loss)
+    discounted = lfilter([0.0, shrink], [1.0, -shrink], top_down)
     exceeding = np.flatnonzero(grid.infinite + above - discounted > delta)
     at = int(exceeding[0]) if len(exceeding) else len(grid.masses)
     loss = (grid.first + len(grid.masses) - at) * grid.interval
     if not len(exceeding):
         return max(0.0, loss)
-    # The curve crosses delta between this loss and the next one above it, where it is above - discounted * exp(eps - loss).
+    # The curve crosses delta between this loss and the next one above it, where it is above -
+    # discounted * exp(eps - loss).
     share = (grid.infinite + above[at] - delta) / discounted[at] if discounted[at] > 0 else math.inf
     return max(0.0, loss + min(math.log(share), grid.interval))

@@ -1,4 +1,5 @@
-"""The private step: spend and record, draw, fetch, clip, add noise, divide by public constants, forget.
+"""The private step: spend and record, draw, fetch, clip, add noise, divide by public constants,
+forget.
 
 Private examples are fetched here and nowhere else; what comes out is private already.
 
@@ -26,17 +27,20 @@ class Augment(Protocol):
     """Random views of examples, drawn from a private stream."""
 
     def __call__(self, inputs: Tensor, random: PrivateRandomness, step: int) -> Tensor:
-        """Turn inputs (N, E, ...) into views (N, E, M, ...), without the axis M if there is one view."""
+        """Turn inputs (N, E, ...) into views (N, E, M, ...), without the axis M if there is one
+        view."""
         ...
 
 
 @final
 @dataclass(frozen=True)
 class PrivateGradients:
-    """Private gradients of the hosted nodes; every release is on the ledger's disk before it is computed."""
+    """Private gradients of the hosted nodes; every release is on the ledger's disk before it is
+    computed."""
 
     examples: Callable[[Tensor], tuple[Tensor, Tensor]]
-    held_examples: Sequence[int]  # how many each node really holds: private, at most the declared number
+    # how many each node really holds: private, at most the declared number
+    held_examples: Sequence[int]
     engine: ClippingEngine
     mechanism: GaussianMechanism
     budget: Budget
@@ -48,7 +52,8 @@ class PrivateGradients:
     node_weights: Sequence[float] | None = None  # public factors; None: every node counts equally
 
     def __call__(self, model_ND: Tensor, step: int) -> Tensor:
-        """Return the private gradients of this step (N, D); nodes without budget or data release nothing."""
+        """Return the private gradients of this step (N, D); nodes without budget or data release
+        nothing."""
         active = self._spend_and_record(step)
 
         def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
@@ -60,7 +65,8 @@ class PrivateGradients:
         return grad_ND
 
     def _spend_and_record(self, step: int) -> list[bool]:
-        """Count the releases of this step and bring them to the disk; return which nodes make one."""
+        """Count the releases of this step and bring them to the disk; return which nodes make
+        one."""
         rows = range(len(self.nodes))
         active = [self.budget.allows(row) and self.mechanism.num_examples[row] > 0 for row in rows]
         spending = [row for row in rows if active[row]]
@@ -70,25 +76,36 @@ class PrivateGradients:
         self.ledger.record(step, self.attempt, events)
         return active
 
-    def _clipped_sum(self, model_ND: Tensor, indices_NE: Tensor, present_NE: Tensor, step: int) -> Tensor:
-        """Fetch the drawn examples and sum their clipped gradients: (N, D), in double precision where that is needed."""
+    def _clipped_sum(
+        self, model_ND: Tensor, indices_NE: Tensor, present_NE: Tensor, step: int
+    ) -> Tensor:
+        """Fetch the drawn examples and sum their clipped gradients: (N, D), in double precision
+        where that is needed."""
         try:
-            present_NE = present_NE & (indices_NE < torch.tensor(self.held_examples)[:, None])  # the others are blanks
+            # the others are blanks
+            present_NE = present_NE & (indices_NE < torch.tensor(self.held_examples)[:, None])
             inputs, targets = self.examples(indices_NE)
             if self.augment is not None:  # per example and before clipping
                 inputs = self.augment(inputs, self.random, step)
-            # Passes run where the data are (`run.device`); state, noise and messages stay in host memory.
+            # Passes run where the data are (`run.device`); state, noise and messages stay in host
+            # memory.
             model_ND, present_NE = model_ND.to(inputs.device), present_NE.to(inputs.device)
             with torch_secrets(self.random, step):
                 return self._sum_by_shape(model_ND, inputs, targets, present_NE).cpu()
-        except Exception as error:  # its text may quote an example, and would be told to all processes of the run
+        except (
+            Exception
+        ) as error:  # its text may quote an example, and would be told to all processes of the run
             raise PrivateStepError(
-                f"the private gradients of step {step} could not be computed ({type(error).__name__}), on blank rows neither; "
+                f"the private gradients of step {step} could not be computed "
+                f"({type(error).__name__}), on blank rows neither; "
                 "the reason is shown only on the machine that holds the data"
             ) from error
 
-    def _sum_by_shape(self, model_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor) -> Tensor:
-        """Sum the nodes of each shape in passes of their own, so that small ones are not padded to large."""
+    def _sum_by_shape(
+        self, model_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor
+    ) -> Tensor:
+        """Sum the nodes of each shape in passes of their own, so that small ones are not padded to
+        large."""
         clip_norm, groups = self.mechanism.clip_norm, self.mechanism.rows_of_same_shape()
         if len(groups) == 1:
             (shape,) = groups
@@ -96,7 +113,11 @@ class PrivateGradients:
         sum_ND = torch.empty_like(model_ND, dtype=torch.float64)
         for shape, rows in groups.items():
             width = shape.width(int(present_NE[rows].sum(1).max()))
-            examples, labels, present = (part[rows, :width] for part in (inputs, targets, present_NE))
-            sums = self.engine.clipped_sum(model_ND[rows], examples, labels, present, clip_norm, shape)
+            examples, labels, present = (
+                part[rows, :width] for part in (inputs, targets, present_NE)
+            )
+            sums = self.engine.clipped_sum(
+                model_ND[rows], examples, labels, present, clip_norm, shape
+            )
             sum_ND[rows] = sums.double()
         return sum_ND

@@ -11,8 +11,8 @@ independently and say at least as much together:
 Whoever sees both can rebuild the release (the second counts where the first says "small"), so their
 composition is an upper bound. "Small" has the loss `offset`, the log ratio of the two masses up to
 the cut, and the small part's losses fall by it; together: small losses as they are, rare ones less
-the offset. Small parts are composed on a fine grid of their own; their sum goes onto the grid of the
-rare ones once instead of once per release.
+the offset. Small parts are composed on a fine grid of their own; their sum goes onto the grid of
+the rare ones once instead of once per release.
 
 Legend: L grid losses.
 """
@@ -81,7 +81,8 @@ class Split:
 
 
 def split_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
-    """Return upper bounds on eps with small and rare losses apart; infinite where that is no use."""
+    """Return upper bounds on eps with small and rare losses apart; infinite where that is no
+    use."""
     counts = [count for _, count in releases]
     # Both parts of a release pass through a transform.
     usable_delta = delta - FFT_ERROR * (2 * sum(counts) + len(counts) + 1)
@@ -90,7 +91,9 @@ def split_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
     tail = tail_per_release(delta, counts)
     splits = [_choose_split(pair_of(event, relation), count, tail) for event, count in releases]
     ways = ("remove", "add") if relation == ADD_OR_REMOVE_ONE else ("replace",)
-    return GridBound(tuple(_one_way(splits, counts, way, (delta, usable_delta, tail)) for way in ways))
+    return GridBound(
+        tuple(_one_way(splits, counts, way, (delta, usable_delta, tail)) for way in ways)
+    )
 
 
 def _choose_split(pair: LossPair, count: int, tail: float) -> Split:
@@ -109,8 +112,11 @@ def _choose_split(pair: LossPair, count: int, tail: float) -> Split:
     return Split(pair, interval, math.ceil(cut / interval))
 
 
-def _one_way(splits: Sequence[Split], counts: Sequence[int], way: str, deltas: tuple[float, float, float]) -> float:
-    """Return eps for one direction; `deltas`: delta, what rounding leaves of it, a release's tail."""
+def _one_way(
+    splits: Sequence[Split], counts: Sequence[int], way: str, deltas: tuple[float, float, float]
+) -> float:
+    """Return eps for one direction; `deltas`: delta, what rounding leaves of it, a release's
+    tail."""
     delta, usable_delta, tail = deltas
     sums: list[LossGrid] = []
     for split, count in zip(splits, counts, strict=True):
@@ -166,20 +172,24 @@ def rare_grid(split: Split, interval: float, tail: float, way: str) -> LossGrid:
     first = math.floor((split.cut_loss - offset) / interval)
     last = max(first + 1, math.ceil((loss_reach(split.pair, tail)[1] - offset) / interval))
     ends_L = offset + interval * np.arange(first, last + 1)
-    mix, normal = split.buckets(np.maximum(ends_L, split.cut_loss))  # the first bucket starts at the cut
+    # the first bucket starts at the cut
+    mix, normal = split.buckets(np.maximum(ends_L, split.cut_loss))
     mix_beyond, normal_beyond = split.beyond(float(ends_L[-1]))
     masses = np.zeros(2 * last + 1)
     if way != "add":
         masses[last + first :] += connect_dots(mix, normal, ends_L[:-1], interval)
     if way != "remove":
-        masses[: last - first + 1] += connect_dots(normal[::-1], mix[::-1], -ends_L[:0:-1], interval)
+        masses[: last - first + 1] += connect_dots(
+            normal[::-1], mix[::-1], -ends_L[:0:-1], interval
+        )
         masses[0] += normal_beyond  # raised to the lowest loss
     masses[last] += 1 - split.above(way)
     return LossGrid(interval, -last, masses, 0.0 if way == "add" else mix_beyond)
 
 
 def regrid(grid: LossGrid, interval: float) -> LossGrid:
-    """Return a distribution that dominates `grid` on another grid: connect-the-dots, atom by atom."""
+    """Return a distribution that dominates `grid` on another grid: connect-the-dots, atom by
+    atom."""
     losses_L = grid.interval * (grid.first + np.arange(len(grid.masses)))
     left_L = np.floor(losses_L / interval)
     right = grid.masses * np.expm1(left_L * interval - losses_L) / math.expm1(-interval)

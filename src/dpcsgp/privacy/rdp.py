@@ -1,15 +1,16 @@
-"""A looser upper bound on eps from Renyi divergences, for deltas beyond the reach of floating-point transforms.
+"""A looser upper bound on eps from Renyi divergences, for deltas beyond the reach of floating-point
+transforms.
 
-References: Mironov, Talwar, Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism" (2019); Wang, Balle,
-Kasiviswanathan, "Subsampled Renyi Differential Privacy and Analytical Moments Accountant" (2019).
-"""
+References: Mironov, Talwar, Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism"
+(2019); Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and Analytical Moments
+Accountant" (2019)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,12 +21,14 @@ _ORDERS: Final = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512)
 
 
 def renyi_epsilon(releases: Sequence[tuple[ReleaseEvent, int]], delta: float) -> float:
-    """Return an upper bound on eps from Renyi divergences: looser, but exact arithmetic for any delta."""
+    """Return an upper bound on eps from Renyi divergences: looser, but exact arithmetic for any
+    delta."""
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
     if len({event.sampling for event, _ in releases}) > 1:
         raise ConfigError(
-            f"privacy.delta = {delta}: too small for composing Poisson with uniform releases; use a delta of at least "
+            f"privacy.delta = {delta}: too small for composing Poisson with uniform releases; "
+            "use a delta of at least "
             f"{1e-14 * sum(count for _, count in releases):.0e} or account for them separately"
         )
     divergences = sum(count * np.asarray(_renyi_divergences(event)) for event, count in releases)
@@ -42,9 +45,11 @@ def _renyi_divergences(event: ReleaseEvent) -> tuple[float, ...]:
         accountant = RdpAccountant(_ORDERS)
         accountant.compose(dp_accounting.PoissonSampledDpEvent(event.sampling_rate, noisy))
         return tuple(accountant.rdp.tolist())
-    orders = [order for order in _ORDERS if order <= 64]  # the cost grows with the square of the order
+    # the cost grows with the square of the order
+    orders = [order for order in _ORDERS if order <= 64]
     accountant = RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
     noisy = dp_accounting.GaussianDpEvent(event.noise_multiplier / 2)
     # Only the ratio of the two sizes enters, so a data set of size one stands for all.
-    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(1, event.sampling_rate, noisy))  # pyright: ignore
+    rate: Any = event.sampling_rate  # its "sample size" is declared to be a whole number
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(1, rate, noisy))
     return (*accountant.rdp.tolist(), *[math.inf] * (len(_ORDERS) - len(orders)))

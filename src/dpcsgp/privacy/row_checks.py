@@ -1,12 +1,15 @@
-"""Before the first release: does a row contribute the same bits whatever its companions are, and whatever its place?
+"""Before the first release: does a row contribute the same bits whatever its companions are, and
+whatever its place?
 
-The bound on an example's influence rests on it, and it depends on the kernels that this machine picks for this model, so
-it is checked at every start, with the real engine, in the real shapes, on public or random rows. Kernels are chosen by
-shape, alignment and place, not by values, so rows of generic values show every difference; some vector routines take
-another branch for a whole register, so companions with extreme values are tried as well.
+The bound on an example's influence rests on it, and it depends on the kernels that this machine
+picks for this model, so it is checked at every start, with the real engine, in the real shapes, on
+public or random rows. Kernels are chosen by shape, alignment and place, not by values, so rows of
+generic values show every difference; some vector routines take another branch for a whole register,
+so companions with extreme values are tried as well.
 
-Where a row's place matters, drawn examples take fixed places (see `passes`). Where companions matter, fewer rows are passed
-at a time, down to one. Where even one row does not repeat itself, the run is refused.
+Where a row's place matters, drawn examples take fixed places (see `passes`). Where companions
+matter, fewer rows are passed at a time, down to one. Where even one row does not repeat itself, the
+run is refused.
 
 Legend: K public rows, N hosted nodes, P places of a pass, D coordinates.
 """
@@ -26,12 +29,23 @@ from dpcsgp.randomness import torch_seed
 
 Rows = tuple[Tensor, Tensor]
 
-_EXTREMES: Final = ((1e30, -1e30, 1e-40), (float("inf"),), (float("nan"),))  # apart: a NaN would hide the others
+# apart: a NaN would hide the others
+_EXTREMES: Final = (
+    (1e30, -1e30, 1e-40),
+    (float("inf"),),
+    (float("nan"),),
+)
 _CLIP: Final = 1.0
 _NEARBY: Final = 0.02
 _JITTER: Final = 0.1
-_OTHERS: Final = 8  # sets of other companions: what one of them happens not to show, such as a parity, another may
-_SIZES: Final = (1.0, 1e-3, 30.0)  # rows of several sizes: a branch may depend on the largest value of a batch
+# sets of other companions: what one of them happens not to show, such as a parity, another may
+_OTHERS: Final = 8
+# rows of several sizes: a branch may depend on the largest value of a batch
+_SIZES: Final = (
+    1.0,
+    1e-3,
+    30.0,
+)
 
 
 class Difference(NamedTuple):
@@ -42,15 +56,19 @@ class Difference(NamedTuple):
 
 
 def engine_with_equal_rows(
-    engine: CheckedEngine, model_D: Tensor, public: Rows, nodes_by_shape: Callable[[bool], dict[PassShape, int]]
+    engine: CheckedEngine,
+    model_D: Tensor,
+    public: Rows,
+    nodes_by_shape: Callable[[bool], dict[PassShape, int]],
 ) -> tuple[CheckedEngine, bool]:
-    """Return the engine, or a slower one, whose rows do not depend on each other, and whether they need fixed places.
+    """Return the engine, or a slower one, whose rows do not depend on each other, and whether they
+    need fixed places.
 
     Args:
-        engine: the engine that the run would use.
-        model_D: a public model, such as the initial one.
+        engine: the engine that the run would use. model_D: a public model, such as the initial one.
         public: inputs (K, ...) and targets (K, ...) of some public or random examples.
-        nodes_by_shape: how many nodes pass together in which shapes, without (False) and with (True) fixed places.
+        nodes_by_shape: how many nodes pass together in which shapes, without (False) and with
+        (True) fixed places.
 
     Raises:
         ModelError: where even one row at a time does not repeat itself bit for bit.
@@ -71,20 +89,28 @@ def engine_with_equal_rows(
         slower, quiet = engine.slower(), quiet.slower()
         engine = slower if slower is not None else engine
     raise ModelError(
-        f"model: {found.name if found else 'the gradient'} does not repeat itself bit for bit, even one example at a time; the "
+        f"model: {found.name if found else 'the gradient'} does not repeat itself bit for bit, "
+        "even one example at a time; the "
         "bound on an example's influence needs that. Use deterministic layers, or another device"
     )
 
 
 def _first_difference(
-    engine: CheckedEngine, model_D: Tensor, public: Rows, nodes_by_shape: dict[PassShape, int], places: bool
+    engine: CheckedEngine,
+    model_D: Tensor,
+    public: Rows,
+    nodes_by_shape: dict[PassShape, int],
+    places: bool,
 ) -> Difference | None:
-    """Return a difference in any of the shapes, one between companions first; places are compared if asked for."""
+    """Return a difference in any of the shapes, one between companions first; places are compared
+    if asked for."""
     found: list[Difference] = []
     for shape, num_nodes in nodes_by_shape.items():
         for size in _SIZES:
             try:
-                check = _Check(engine, model_D.expand(num_nodes, -1).contiguous(), public, shape, size)
+                check = _Check(
+                    engine, model_D.expand(num_nodes, -1).contiguous(), public, shape, size
+                )
             except Exception:
                 if size == 1.0:
                     raise
@@ -98,33 +124,46 @@ def _first_difference(
 
 
 class _Check:
-    """A pass full of different rows, to be compared with passes that hold them elsewhere or among others."""
+    """A pass full of different rows, to be compared with passes that hold them elsewhere or among
+    others."""
 
-    def __init__(self, engine: CheckedEngine, models_ND: Tensor, public: Rows, shape: PassShape, size: float) -> None:
+    def __init__(
+        self, engine: CheckedEngine, models_ND: Tensor, public: Rows, shape: PassShape, size: float
+    ) -> None:
         public = _finite_rows(public)
         num_nodes, self._places = engine.checked_places(models_ND, public[0], shape)
         self._engine, self._shape, self._models_ND = engine, shape, models_ND[:num_nodes]
         with torch_seed(0, "row checks"):
             self._rows = _different_rows(public, num_nodes, self._places, size)
             count = _OTHERS if size == 1.0 else 1
-            self._others = [_different_rows(public, num_nodes, self._places, 1.0) for _ in range(count)]
+            self._others = [
+                _different_rows(public, num_nodes, self._places, 1.0) for _ in range(count)
+            ]
         self._constants = _constants(public[0])
-        self._present_NP = torch.ones(num_nodes, self._places, dtype=torch.bool, device=public[0].device)
+        self._present_NP = torch.ones(
+            num_nodes, self._places, dtype=torch.bool, device=public[0].device
+        )
         self._expected = self._run(self._rows, self._present_NP)
 
     def other_companions(self) -> Iterator[Difference]:
-        """Yield what differs where every second row is another one, or a constant, extreme ones too."""
+        """Yield what differs where every second row is another one, or a constant, extreme ones
+        too."""
         even_P = torch.arange(self._places, device=self._present_NP.device) % 2 == 0
         for others in self._others:
             yield from self._compare(self._mixed(even_P, others), self._present_NP, even_P)
         for values in self._constants:
-            yield from self._compare(self._mixed(even_P, self._constant(values)), self._present_NP, even_P)
+            yield from self._compare(
+                self._mixed(even_P, self._constant(values)), self._present_NP, even_P
+            )
 
     def no_companions(self) -> Iterator[Difference]:
-        """Yield what differs where nothing was changed, where every second row is blank, and all but one."""
+        """Yield what differs where nothing was changed, where every second row is blank, and all
+        but one."""
         numbers_P = torch.arange(self._places, device=self._present_NP.device)
         for kept_P in (numbers_P >= 0, numbers_P % 2 == 1, numbers_P == self._places // 2):
-            yield from self._compare(self._rows, kept_P.expand_as(self._present_NP).contiguous(), kept_P)
+            yield from self._compare(
+                self._rows, kept_P.expand_as(self._present_NP).contiguous(), kept_P
+            )
 
     def places(self) -> Iterator[Difference]:
         """Yield what differs where all rows move to other places, or where a node passes alone."""
@@ -136,8 +175,12 @@ class _Check:
                 yield Difference(name, "place")
         for shift in sorted({1, self._places // 2, self._places // 3 + 1}):
             moved = (self._rows[0].roll(shift, dims=1), self._rows[1].roll(shift, dims=1))
-            for (name, expected), (_, found) in zip(self._expected, self._run(moved, self._present_NP), strict=True):
-                if not torch.equal(self._by_place(expected).roll(shift, dims=1), self._by_place(found)):
+            for (name, expected), (_, found) in zip(
+                self._expected, self._run(moved, self._present_NP), strict=True
+            ):
+                if not torch.equal(
+                    self._by_place(expected).roll(shift, dims=1), self._by_place(found)
+                ):
                     yield Difference(name, "place")
 
     def _compare(self, rows: Rows, present_NP: Tensor, kept_P: Tensor) -> Iterator[Difference]:
@@ -146,7 +189,9 @@ class _Check:
         except Exception:  # extreme rows that model or loss refuse would be left out of the pass
             return
         for (name, expected), (_, values) in zip(self._expected, found, strict=True):
-            if not torch.equal(self._by_place(expected)[:, kept_P], self._by_place(values)[:, kept_P]):
+            if not torch.equal(
+                self._by_place(expected)[:, kept_P], self._by_place(values)[:, kept_P]
+            ):
                 yield Difference(name, "companions")
 
     def _mixed(self, kept_P: Tensor, others: Rows) -> Rows:
@@ -158,7 +203,11 @@ class _Check:
 
     def _constant(self, values: tuple[float, ...]) -> Rows:
         inputs, targets = self._rows
-        values_P = torch.tensor(values, dtype=torch.float64).repeat(self._places)[: self._places].to(inputs)
+        values_P = (
+            torch.tensor(values, dtype=torch.float64)
+            .repeat(self._places)[: self._places]
+            .to(inputs)
+        )
         return values_P.view(1, -1, *[1] * (inputs.dim() - 2)).expand_as(inputs), targets
 
     def _run(self, rows: Rows, present_NP: Tensor) -> list[tuple[str, Tensor]]:
@@ -167,17 +216,19 @@ class _Check:
         return [(name, _bits(values)) for name, values in seen]
 
     def _by_place(self, bits: Tensor) -> Tensor:
-        """Return (N, P, views of a row, ...) of all nodes' rows one after the other; blank rows at the end are left out."""
+        """Return (N, P, views of a row, ...) of all nodes' rows one after the other; blank rows at
+        the end are left out."""
         by_node = bits.unflatten(0, (len(self._models_ND), -1))
         views = max(1, by_node.shape[1] // self._places)
         return by_node[:, : views * self._places].unflatten(1, (self._places, views))
 
 
 def _different_rows(public: Rows, num_nodes: int, places: int, size: float) -> Rows:
-    """Return (N, P, ...) rows of some size, the same for all nodes: public ones in random order, a little different each.
+    """Return (N, P, ...) rows of some size, the same for all nodes: public ones in random order, a
+    little different each.
 
-    Whole numbers stay between the smallest and the largest public one; small rows are all smallest but for single places.
-    """
+    Whole numbers stay between the smallest and the largest public one; small rows are all smallest
+    but for single places."""
     inputs, targets = public
     which_P = torch.randint(len(inputs), (places,)).to(inputs.device)
     chosen = inputs[which_P]
@@ -192,19 +243,23 @@ def _different_rows(public: Rows, num_nodes: int, places: int, size: float) -> R
 
 
 def _finite_rows(public: Rows) -> Rows:
-    """Return the public rows without missing or infinite values; they would make all differences disappear."""
+    """Return the public rows without missing or infinite values; they would make all differences
+    disappear."""
     finite = torch.ones(len(public[0]), dtype=torch.bool, device=public[0].device)
     for part in public:
         if part.is_floating_point():
             finite &= part.isfinite().flatten(1).all(dim=1) if part.dim() > 1 else part.isfinite()
     if bool(finite.any()):
         return public[0][finite], public[1][finite]
-    inputs, targets = (part.nan_to_num(0.0, 0.0, 0.0) if part.is_floating_point() else part for part in public)
+    inputs, targets = (
+        part.nan_to_num(0.0, 0.0, 0.0) if part.is_floating_point() else part for part in public
+    )
     return inputs, targets
 
 
 def _constants(inputs: Tensor) -> tuple[tuple[float, ...], ...]:
-    """Return the values of constant companions: extreme ones, and of whole numbers those that public rows or bytes reach."""
+    """Return the values of constant companions: extreme ones, and of whole numbers those that
+    public rows or bytes reach."""
     if inputs.is_floating_point():
         return _EXTREMES
     largest = 255 if inputs.dtype is torch.uint8 else int(inputs.max())
@@ -213,4 +268,6 @@ def _constants(inputs: Tensor) -> tuple[tuple[float, ...], ...]:
 
 def _bits(rows: Tensor) -> Tensor:
     """Return the bit patterns: NaN equals itself, and zero is not minus zero."""
-    return rows.contiguous().view({4: torch.int32, 8: torch.int64, 2: torch.int16}[rows.element_size()])
+    return rows.contiguous().view(
+        {4: torch.int32, 8: torch.int64, 2: torch.int16}[rows.element_size()]
+    )

@@ -58,16 +58,24 @@ class RowProbe:
     """One model, with or without loss, whose rows are compared in batches of any size."""
 
     def __init__(
-        self, module: nn.Module, loss: Loss | None, batch: Callable[[int, str], Pair], steady: nn.Module
+        self,
+        module: nn.Module,
+        loss: Loss | None,
+        batch: Callable[[int, str], Pair],
+        steady: nn.Module,
     ) -> None:
-        """`batch(rows, purpose)` gives public examples; `steady` is the model without chance (Dropout)."""
+        """`batch(rows, purpose)` gives public examples; `steady` is the model without chance
+        (Dropout)."""
         self._module, self._loss, self._batch, self._steady = module, loss, batch, steady
         self._found: dict[RowDependence, None] = {}
         inputs, targets = batch(max(_TELLING), "first")
         passes = [
-            {value.key: value.rows for value in self._all(steady, (inputs[:size], targets[:size]))} for size in _TELLING
+            {value.key: value.rows for value in self._all(steady, (inputs[:size], targets[:size]))}
+            for size in _TELLING
         ]
-        self._by_row = {key for key in passes[0] if _follows([values.get(key) for values in passes])}
+        self._by_row = {
+            key for key in passes[0] if _follows([values.get(key) for values in passes])
+        }
         self._compare_sizes(*passes)
 
     @property
@@ -78,14 +86,15 @@ class RowProbe:
     def compare(self, rows: int, thorough: bool = True) -> None:
         """Refuse a model or loss whose rows depend on each other in a batch of this size.
 
-        Thorough: one row among random and extreme companions, and one row in all places. Otherwise three rows
-        among companions of which one is huge.
-        """
+        Thorough: one row among random and extreme companions, and one row in all places. Otherwise
+        three rows among companions of which one is huge."""
         first, second = self._batch(rows, "first"), self._batch(rows, "second")
         expected = self._values(self._module, first)
         places = (0, rows // 2, rows - 1)
         if not thorough:
-            self._compare_few(expected, first, second, sorted({*places} - {rows - 1 if rows < 4 else -1}))
+            self._compare_few(
+                expected, first, second, sorted({*places} - {rows - 1 if rows < 4 else -1})
+            )
             return
         for place in places:
             self._compare_places(expected, first, second, [place])
@@ -94,47 +103,65 @@ class RowProbe:
                 self._compare_places(expected, first, companions, [places[turn % 3]], may_fail=True)
         self._compare_all_places(first, rows)
 
-    def _compare_few(self, expected: list[_Value], first: Pair, second: Pair, places: list[int]) -> None:
-        """Compare some rows in one pass, or in two where model or loss cannot bear a huge companion."""
+    def _compare_few(
+        self, expected: list[_Value], first: Pair, second: Pair, places: list[int]
+    ) -> None:
+        """Compare some rows in one pass, or in two where model or loss cannot bear a huge
+        companion."""
         companions = tuple(part.clone() for part in second)
         for part in companions:
             if part.is_floating_point():
                 part[[row for row in range(len(part)) if row not in places][:1]] = _HUGE
-        if not self._compare_places(expected, first, (companions[0], companions[1]), places, may_fail=True):
+        if not self._compare_places(
+            expected, first, (companions[0], companions[1]), places, may_fail=True
+        ):
             self._compare_places(expected, first, second, places)
 
     def _compare_sizes(self, some: dict[_Key, Tensor], more: dict[_Key, Tensor]) -> None:
-        """Refuse a model or loss that gives the same rows other values in a batch of another size."""
+        """Refuse a model or loss that gives the same rows other values in a batch of another
+        size."""
         for key in (key for key in some if key in self._by_row):
-            here, there = (part[: min(_TELLING)].double().nan_to_num(0, 0, 0) for part in (some[key], more[key]))
+            here, there = (
+                part[: min(_TELLING)].double().nan_to_num(0, 0, 0)
+                for part in (some[key], more[key])
+            )
             # A gradient may jump where the last place of an output moves.
             if key[1] != "gradient" and float((here - there).norm()) > _SIZES * float(there.norm()):
                 raise ModelError(self._words(key))
 
     def _compare_places(
-        self, expected: list[_Value], first: Pair, companions: Pair, places: Sequence[int], may_fail: bool = False
+        self,
+        expected: list[_Value],
+        first: Pair,
+        companions: Pair,
+        places: Sequence[int],
+        may_fail: bool = False,
     ) -> bool:
-        """Compare rows between their own batch and one of other companions; tell whether that could be computed."""
+        """Compare rows between their own batch and one of other companions; tell whether that could
+        be computed."""
         batch = tuple(part.clone() for part in companions)
         for mixed, original in zip(batch, first, strict=True):
             mixed[list(places)] = original[list(places)]
         try:
-            values = {value.key: value.rows for value in self._values(self._module, (batch[0], batch[1]))}
+            values = {
+                value.key: value.rows for value in self._values(self._module, (batch[0], batch[1]))
+            }
         except Exception:
             if may_fail:
                 return False
             raise
         for place in places:
-            pairs = [(key, rows[place], values[key][place]) for key, rows in expected if key in values]
+            pairs = [
+                (key, rows[place], values[key][place]) for key, rows in expected if key in values
+            ]
             self._judge(pairs, "companions", len(first[0]))
         return True
 
     def _compare_all_places(self, first: Pair, rows: int) -> None:
         """Put one row in every place: all must come out the same.
 
-        Matrix products round by place, by more units the longer their sums are, so the scale is that of the
-        layer and not of the row; what would mix rows shows among other companions.
-        """
+        Matrix products round by place, by more units the longer their sums are, so the scale is
+        that of the layer and not of the row; what would mix rows shows among other companions."""
         scales = {value.key: _largest(value.rows) for value in self._values(self._steady, first)}
         inputs, targets = (part[:1].expand(rows, *part.shape[1:]).clone() for part in first)
         for key, part in self._values(self._steady, (inputs, targets)):
@@ -150,10 +177,18 @@ class RowProbe:
         """Refuse at the first layer that mixes rows; note the first that differs in last places."""
         rounded = False
         for key, here, there in pairs:
-            if same_bits(here, there) or (rounded and key[1] == "gradient"):  # which may jump for a last place
+            if same_bits(here, there) or (
+                rounded and key[1] == "gradient"
+            ):  # which may jump for a last place
                 continue
-            unit = torch.finfo(here.dtype).eps if here.is_floating_point() or here.is_complex() else 0.0
-            if not _within(here, there, (_LOOSE if rounded else _LAST_PLACES * unit) * _largest(here)):
+            unit = (
+                torch.finfo(here.dtype).eps
+                if here.is_floating_point() or here.is_complex()
+                else 0.0
+            )
+            if not _within(
+                here, there, (_LOOSE if rounded else _LAST_PLACES * unit) * _largest(here)
+            ):
                 raise ModelError(self._words(key))
             if not rounded:
                 self._note(key, kind, rows)
@@ -166,21 +201,31 @@ class RowProbe:
         name, value, _ = key
         if name == "loss":
             return (
-                "loss: the value of one example depends on the other examples of the batch or on how many there are, "
-                "so no example has a gradient of its own; divide by public constants and treat examples one by one"
+                "loss: the value of one example depends on the other examples of the batch or on "
+                "how many there are, "
+                "so no example has a gradient of its own; divide by public constants and treat "
+                "examples one by one"
             )
         what = "its output" if value == "output" else "the loss gradient at its output"
         return (
-            f"model layer {label(name, self._module.get_submodule(name))}: {what} for one example depends on the other "
-            "examples of the batch, on its place among them or on how many there are, so no example has a gradient of its "
-            "own; use a layer that treats examples one by one (recurrent layers: batch_first=True), and divide by public "
+            f"model layer {label(name, self._module.get_submodule(name))}: {what} for one "
+            "example depends on the other "
+            "examples of the batch, on its place among them or on how many there are, so no "
+            "example has a gradient of its "
+            "own; use a layer that treats examples one by one (recurrent layers: "
+            "batch_first=True), and divide by public "
             "constants"
         )
 
     def _values(self, module: nn.Module, batch: Pair) -> list[_Value]:
-        """Return the values whose first axis is the batch, in the order in which they are computed."""
+        """Return the values whose first axis is the batch, in the order in which they are
+        computed."""
         size = len(batch[0])
-        return [value for value in self._all(module, batch) if value.key in self._by_row and len(value.rows) == size]
+        return [
+            value
+            for value in self._all(module, batch)
+            if value.key in self._by_row and len(value.rows) == size
+        ]
 
     def _all(self, module: nn.Module, batch: Pair) -> list[_Value]:
         with torch_seed(0, "model probe masks"), torch.set_grad_enabled(self._loss is not None):
@@ -188,7 +233,8 @@ class RowProbe:
 
 
 def _run(module: nn.Module, loss: Loss | None, batch: Pair) -> list[_Value]:
-    """Return every layer's outputs as layers finish, then the losses, then the gradients at these outputs."""
+    """Return every layer's outputs as layers finish, then the losses, then the gradients at these
+    outputs."""
     inputs, targets = (part.clone() for part in batch)
     values: list[_Value] = []
     edges: list[tuple[_Key, Any]] = []
@@ -201,14 +247,18 @@ def _run(module: nn.Module, loss: Loss | None, batch: Pair) -> list[_Value]:
             if part.requires_grad:
                 edges.append(((name, "gradient", calls[name]), get_gradient_edge(part)))
 
-    outputs = watch_outputs(module, inputs, list(module.named_modules()), lambda name, _, output: keep(name, output))
+    outputs = watch_outputs(
+        module, inputs, list(module.named_modules()), lambda name, _, output: keep(name, output)
+    )
     if loss is None:
         return values
     losses = loss(outputs, targets)
     check_losses(losses, len(inputs))
     values.append(_Value(("loss", "loss", 0), losses.detach()))
     if losses.requires_grad:
-        gradients = torch.autograd.grad(losses.sum(), [edge for _, edge in edges], allow_unused=True)
+        gradients = torch.autograd.grad(
+            losses.sum(), [edge for _, edge in edges], allow_unused=True
+        )
         parts = zip([key for key, _ in edges], gradients, strict=True)
         values += [_Value(key, part) for key, part in reversed(list(parts)) if part is not None]
     return values
@@ -220,7 +270,8 @@ def watch_outputs(
     layers: Sequence[tuple[str, nn.Module]],
     see: Callable[[str, nn.Module, Any], None],
 ) -> Any:
-    """Run the module once and show the output of each of these layers as it comes; return the last."""
+    """Run the module once and show the output of each of these layers as it comes; return the
+    last."""
 
     def hook(name: str) -> Callable[..., None]:
         return lambda layer, args, output: see(name, layer, output)
@@ -236,7 +287,9 @@ def watch_outputs(
 
 def _follows(parts: Sequence[Tensor | None]) -> bool:
     """Tell whether the first axis has the length of the batch, for two lengths of it."""
-    return all(part is not None and len(part) == size for part, size in zip(parts, _TELLING, strict=True))
+    return all(
+        part is not None and len(part) == size for part, size in zip(parts, _TELLING, strict=True)
+    )
 
 
 def nested(output: Any) -> Iterator[Tensor]:
@@ -251,11 +304,13 @@ def nested(output: Any) -> Iterator[Tensor]:
 
 
 def _extreme(batch: Pair, value: float) -> Pair | None:
-    """Return companions full of one value, in inputs and targets that can hold it; None if neither can."""
+    """Return companions full of one value, in inputs and targets that can hold it; None if neither
+    can."""
     if not any(part.is_floating_point() for part in batch) and value:
         return None
     inputs, targets = (
-        torch.full_like(part, value) if part.is_floating_point() or not value else part for part in batch
+        torch.full_like(part, value) if part.is_floating_point() or not value else part
+        for part in batch
     )
     return inputs, targets
 
@@ -269,7 +324,11 @@ def _largest(part: Tensor) -> float:
 def _within(one: Tensor, other: Tensor, most: float) -> bool:
     """Tell whether no finite value differs by more, and the others not at all."""
     odd = ~one.isfinite()
-    if one.shape != other.shape or not torch.equal(odd, ~other.isfinite()) or not same_bits(one[odd], other[odd]):
+    if (
+        one.shape != other.shape
+        or not torch.equal(odd, ~other.isfinite())
+        or not same_bits(one[odd], other[odd])
+    ):
         return False
     exact = torch.complex128 if one.is_complex() else torch.float64
     differences = (one[~odd].to(exact) - other[~odd].to(exact)).abs()

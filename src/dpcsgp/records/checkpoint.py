@@ -1,9 +1,9 @@
 """Whole-run snapshots: atomic, checksummed, safetensors and JSON only; the last two are kept.
 
-A snapshot of one process is two files: `step-000030.part-0-of-1.safetensors` (the tensors) and a `.json` of the same name
-(counters, the ledgers' heads, the tensors' checksum). The JSON file is renamed into place last: it is the commit. On
-resume the processes agree on the newest step that all of them have whole.
-"""
+A snapshot of one process is two files: `step-000030.part-0-of-1.safetensors` (the tensors) and a
+`.json` of the same name (counters, the ledgers' heads, the tensors' checksum). The JSON file is
+renamed into place last: it is the commit. On resume the processes agree on the newest step that all
+of them have whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAME = re.compile(r"step-(\d+)\.part-(\d+)-of-(\d+)\.json")
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Checkpoint:
     """What one process needs to go on: tensors by name, and small JSON values."""
 
     step: int
@@ -64,19 +64,22 @@ class CheckpointFolder:
             ) from error
         self._forget_old(step)
 
-    def whole_steps(self) -> list[int]:
-        """Return the steps whose snapshot of this process is whole, ascending; damaged ones are left out."""
+    def complete_steps(self) -> list[int]:
+        """Return the steps whose snapshot of this process is whole, ascending; damaged ones are
+        left out."""
         return [step for step in sorted(self._steps()) if self._is_whole(step)]
 
-    def load(self, step: int) -> Snapshot:
+    def load(self, step: int) -> Checkpoint:
         """Return this process's snapshot of a step."""
         return self._read(step)
 
-    def load_common(self, agreed: Iterable[Sequence[int]]) -> Snapshot | None:
-        """Return the newest step that every process has whole (one list of steps per process); None to start anew."""
+    def load_common(self, agreed: Iterable[Sequence[int]]) -> Checkpoint | None:
+        """Return the newest step that every process has whole (one list of steps per process); None
+        to start anew."""
         steps_of = [set(steps) for steps in agreed]
         common = set.intersection(*steps_of)
-        # A snapshot of step 0 alone is nothing lost: some process was killed before it had written its own.
+        # A snapshot of step 0 alone is nothing lost: some process was killed before it had written
+        # its own.
         if not common and (set.union(*steps_of) | self._steps()) - {0}:
             raise CheckpointError(
                 f"no checkpoint in {self.path} is whole for every process of the run; "
@@ -91,24 +94,32 @@ class CheckpointFolder:
             return False
         return True
 
-    def _read(self, step: int) -> Snapshot:
+    def _read(self, step: int) -> Checkpoint:
         path = self._file(step, ".json")
         try:
             head = json.loads(path.read_bytes())
             own = head.pop("self")
             body = path.with_suffix(".safetensors").read_bytes()
         except (OSError, ValueError, KeyError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{path.name} is damaged or missing ({type(error).__name__})") from None
-        if own != _checksum(json.dumps(head, indent=1).encode()) or head.get("checksum") != _checksum(body):
+            raise CheckpointError(
+                f"{path.name} is damaged or missing ({type(error).__name__})"
+            ) from None
+        if own != _checksum(json.dumps(head, indent=1).encode()) or head.get(
+            "checksum"
+        ) != _checksum(body):
             raise CheckpointError(f"{path.name} does not match its checksum")
         if head["format"] != FORMAT:
-            raise CheckpointError(f"{path.name} has format {head['format']}, this version reads {FORMAT}")
+            raise CheckpointError(
+                f"{path.name} has format {head['format']}, this version reads {FORMAT}"
+            )
         if head.get("config") != self.config:
-            raise CheckpointError(f"{path.name} was written under other settings; restore the run's config.toml")
+            raise CheckpointError(
+                f"{path.name} was written under other settings; restore the run's config.toml"
+            )
         if head["run_id"] != self.run_id or head["step"] != step:
             raise CheckpointError(f"{path.name} belongs to another run or step")
         try:
-            return Snapshot(step, load(body), head["meta"])
+            return Checkpoint(step, load(body), head["meta"])
         except SafetensorError as error:
             raise CheckpointError(f"{path.name}: {error}") from None
 
@@ -117,7 +128,9 @@ class CheckpointFolder:
             return set()
         matches = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir())
         mine = (self.part, self.num_parts)
-        return {int(match[1]) for match in matches if match and (int(match[2]), int(match[3])) == mine}
+        return {
+            int(match[1]) for match in matches if match and (int(match[2]), int(match[3])) == mine
+        }
 
     def _file(self, step: int, suffix: str) -> Path:
         return self.path / f"step-{step:06d}.part-{self.part}-of-{self.num_parts}{suffix}"

@@ -1,8 +1,8 @@
 """What a run writes down: one JSON line per evaluation, and a summary at the end.
 
-Only values that are public or post-processing of released messages are recorded: never a training loss, a gradient
-norm, the clipped fraction, a drawn batch size or an index, because nobody accounted for them.
-"""
+Only values that are public or post-processing of released messages are recorded: never a training
+loss, a gradient norm, the clipped fraction, a drawn batch size or an index, because nobody
+accounted for them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,13 @@ class Recorder:
         if self._path is None or not self._path.exists():
             return
         try:
-            self.rows = [row for row in read_rows(self._path) if row["step"] <= step and not row.get("final")]
+            self.rows = [
+                row for row in read_rows(self._path) if row["step"] <= step and not row.get("final")
+            ]
         except (KeyError, TypeError, AttributeError):
-            raise DataError(f"{self._path} holds a row without a step; the results folder is damaged") from None
+            raise DataError(
+                f"{self._path} holds a row without a step; the results folder is damaged"
+            ) from None
         write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -54,7 +58,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except (ValueError, RecursionError):
             if number < len(lines):
-                raise DataError(f"{path}, line {number} is not JSON; the results folder is damaged") from None
+                raise DataError(
+                    f"{path}, line {number} is not JSON; the results folder is damaged"
+                ) from None
     return rows
 
 
@@ -76,7 +82,16 @@ def plain(value: Any) -> Any:
 
 def environment() -> dict[str, Any]:
     """Describe the software that ran, without names of people or machines."""
-    packages = ["dpcsgp", "torch", "numpy", "scipy", "networkx", "dp-accounting", "cryptography", "safetensors"]
+    packages = [
+        "dpcsgp",
+        "torch",
+        "numpy",
+        "scipy",
+        "networkx",
+        "dp-accounting",
+        "cryptography",
+        "safetensors",
+    ]
     return {
         "python": sys.version.split()[0],
         "platform": f"{platform.system()} {platform.machine()}",

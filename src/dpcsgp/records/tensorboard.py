@@ -17,7 +17,9 @@ def tensorboard_log(folder: Path) -> Callable[[Mapping[str, Any]], None]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ConfigError('--tensorboard: TensorBoard is not installed; pip install "dpcsgp[tensorboard]"') from None
+        raise ConfigError(
+            '--tensorboard: TensorBoard is not installed; pip install "dpcsgp[tensorboard]"'
+        ) from None
     writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(row: Mapping[str, Any]) -> None:

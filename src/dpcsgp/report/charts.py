@@ -1,7 +1,8 @@
-"""The page's charts: accuracy against steps and megabytes, every node at the end, eps spent, disagreement.
+"""The page's charts: accuracy against steps and megabytes, every node at the end, eps spent,
+disagreement.
 
-Charts carry no run names: a legend beside them serves all, and a run keeps its colour and marker everywhere.
-"""
+Charts carry no run names: a legend beside them serves all, and a run keeps its colour and marker
+everywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ from dpcsgp.report.palette import GRID, INK, colour, marker
 from dpcsgp.report.results import Floats, RunResults, node_values
 from dpcsgp.report.svg import inline_svg
 
-WIDTH, HEIGHT = 360 / 72, 244 / 72  # inches of 72 points: small enough that text stays readable on a phone
+# inches of 72 points: small enough that text stays readable on a phone
+WIDTH, HEIGHT = (
+    360 / 72,
+    244 / 72,
+)
 DETAILED_RUNS = 4  # beyond this, bands and average models would hide one another
 LOG_RATIO = 20.0  # a wider range than this needs a logarithmic axis
 ROUND = [1, 2, 2.5, 5, 10]  # steps between ticks that a reader can count in
@@ -59,7 +64,8 @@ STYLE: Any = {
 @final
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with the words that belong to it; `svg` is empty where there is nothing to draw, `caption` says why."""
+    """A drawing with the words that belong to it; `svg` is empty where there is nothing to draw,
+    `caption` says why."""
 
     key: str
     title: str
@@ -91,7 +97,8 @@ def _draw(key: str, xlabel: str, ylabel: str, description: str, draw: Draw) -> s
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         axes = figure.add_subplot()
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
-        axes.set_title(ylabel)  # lies over the axis: a turned label would cost a phone a tenth of its width
+        # lies over the axis: a turned label would cost a phone a tenth of its width
+        axes.set_title(ylabel)
         axes.set_xlabel(xlabel)
         draw(axes)
         return inline_svg(figure, key, description)
@@ -120,7 +127,11 @@ def _score_against_megabytes(runs: Sequence[RunResults], metric: str) -> Chart:
     talking = [run.column("bytes_per_edge")[-1] / 1e6 for run in runs if not run.sends_nothing]
     ends = [end for end in talking if math.isfinite(end) and end > 0]
     if not ends:
-        return Chart("megabytes", title, "No message was sent in any of these runs, so there is nothing to draw.")
+        return Chart(
+            "megabytes",
+            title,
+            "No message was sent in any of these runs, so there is nothing to draw.",
+        )
     logarithmic = max(ends) / min(ends) > LOG_RATIO
 
     def draw(axes: Axes) -> None:
@@ -142,7 +153,9 @@ def _score_against_megabytes(runs: Sequence[RunResults], metric: str) -> Chart:
     caption = "Bytes are counted when frames are sent, headers included; 1 MB = 1,000,000 bytes. "
     if any(run.sends_nothing for run in runs):
         caption += "Dotted lines: runs that send nothing. "
-    svg = _draw("megabytes", "MB sent per directed edge", ylabel, _describe(runs, metric, "megabytes"), draw)
+    svg = _draw(
+        "megabytes", "MB sent per directed edge", ylabel, _describe(runs, metric, "megabytes"), draw
+    )
     return Chart("megabytes", title, caption.strip(), svg)
 
 
@@ -153,10 +166,21 @@ def _score_of_nodes(runs: Sequence[RunResults], metric: str) -> Chart:
     def draw(axes: Axes) -> None:
         for index, run in enumerate(runs):
             values = scale * node_values(run.last, f"{metric}_nodes")
-            places = index + 1 + (np.linspace(-0.3, 0.3, values.size) if values.size > 1 else np.zeros(1))
+            places = (
+                index
+                + 1
+                + (np.linspace(-0.3, 0.3, values.size) if values.size > 1 else np.zeros(1))
+            )
             style: dict[str, Any] = {"color": colour(index), "gid": f"run-{index + 1}"}
             axes.plot([index + 0.62, index + 1.38], [values.mean()] * 2, linewidth=1.4, **style)
-            axes.plot(places, values, linestyle="none", marker=marker(index), markersize=6 if alone else 4.5, **style)
+            axes.plot(
+                places,
+                values,
+                linestyle="none",
+                marker=marker(index),
+                markersize=6 if alone else 4.5,
+                **style,
+            )
             if alone:
                 _label_nodes(axes, places, run.last.get("nodes"))
         axes.set_xlim(0.6, len(runs) + 0.4)
@@ -165,7 +189,11 @@ def _score_of_nodes(runs: Sequence[RunResults], metric: str) -> Chart:
 
     caption = "Each mark is one node's own model at the end; the line is their mean. A low mark is a node left behind."
     svg = _draw(
-        "nodes", "node" if alone else "run", ylabel, f"{_noun(metric)} of every node at the end of a run.", draw
+        "nodes",
+        "node" if alone else "run",
+        ylabel,
+        f"{_noun(metric)} of every node at the end of a run.",
+        draw,
     )
     return Chart("nodes", "Every node at the end", caption, svg)
 
@@ -176,7 +204,11 @@ def _epsilon_against_steps(runs: Sequence[RunResults]) -> Chart:
     claims = [run.number("epsilon_claimed") for run in runs]
     ends = [end for end in (curve[-1] for curve in curves) if math.isfinite(end) and end > 0]
     if not ends:
-        return Chart("epsilon", title, "No run has a finite ε: without noise nothing bounds what messages reveal.")
+        return Chart(
+            "epsilon",
+            title,
+            "No run has a finite ε: without noise nothing bounds what messages reveal.",
+        )
     levels = ends + [claim for claim in claims if math.isfinite(claim) and claim > 0]
     logarithmic = max(levels) / min(levels) > LOG_RATIO
 
@@ -212,7 +244,12 @@ def _disagreement_against_steps(runs: Sequence[RunResults]) -> Chart:
 
     def draw(axes: Axes) -> None:
         for index, (run, curve) in enumerate(zip(runs, curves, strict=True)):
-            _curve(axes, index, run.column("step"), np.where((curve > 0) | (not logarithmic), curve, math.nan))
+            _curve(
+                axes,
+                index,
+                run.column("step"),
+                np.where((curve > 0) | (not logarithmic), curve, math.nan),
+            )
         if logarithmic:
             axes.set_yscale("log")
             _plain_log_ticks(axes.yaxis)
@@ -221,11 +258,19 @@ def _disagreement_against_steps(runs: Sequence[RunResults]) -> Chart:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
 
     caption = "Root mean square distance of the nodes' models from their mean. It must not grow without end: that is divergence."
-    svg = _draw("disagreement", "gradient steps", "distance (parameter units)", "Disagreement against steps.", draw)
+    svg = _draw(
+        "disagreement",
+        "gradient steps",
+        "distance (parameter units)",
+        "Disagreement against steps.",
+        draw,
+    )
     return Chart("disagreement", title, caption, svg)
 
 
-def _score_curve(axes: Axes, index: int, run: RunResults, metric: str, x: Floats, detailed: bool) -> None:
+def _score_curve(
+    axes: Axes, index: int, run: RunResults, metric: str, x: Floats, detailed: bool
+) -> None:
     """Draw the node mean; where there is room, the range over nodes and the average model too."""
     scale = score_axis(metric)[1]
     if detailed:
@@ -233,17 +278,36 @@ def _score_curve(axes: Axes, index: int, run: RunResults, metric: str, x: Floats
         high = run.per_node(f"{metric}_nodes", lambda values: float(values.max()))
         _band(axes, index, x, scale * low, scale * high)
         average = scale * run.column(f"{metric}_average_model")
-        axes.plot(x, average, linestyle=(0, (4, 2)), linewidth=1.3, color=colour(index), gid=f"run-{index + 1}")
+        axes.plot(
+            x,
+            average,
+            linestyle=(0, (4, 2)),
+            linewidth=1.3,
+            color=colour(index),
+            gid=f"run-{index + 1}",
+        )
     _curve(axes, index, x, scale * run.column(f"{metric}_node_mean"))
 
 
 def _curve(axes: Axes, index: int, x: Floats, y: Floats) -> None:
-    style: dict[str, Any] = {"color": colour(index), "gid": f"run-{index + 1}", "marker": marker(index)}
-    axes.plot(x, np.where(np.isfinite(y), y, math.nan), markevery=max(1, len(x) // 10), markeredgewidth=0, **style)
+    style: dict[str, Any] = {
+        "color": colour(index),
+        "gid": f"run-{index + 1}",
+        "marker": marker(index),
+    }
+    axes.plot(
+        x,
+        np.where(np.isfinite(y), y, math.nan),
+        markevery=max(1, len(x) // 10),
+        markeredgewidth=0,
+        **style,
+    )
 
 
 def _band(axes: Axes, index: int, x: Floats, low: Floats, high: Floats) -> None:
-    axes.fill_between(x, low, high, color=colour(index), alpha=0.18, linewidth=0, gid=f"run-{index + 1}")
+    axes.fill_between(
+        x, low, high, color=colour(index), alpha=0.18, linewidth=0, gid=f"run-{index + 1}"
+    )
 
 
 def _level(axes: Axes, index: int, y: float, shown: bool = False) -> None:
@@ -259,7 +323,15 @@ def _name_last_value(axes: Axes, runs: Sequence[RunResults], metric: str, x: flo
     if len(runs) > 1 or not math.isfinite(value):
         return
     place = (x, score_axis(metric)[1] * value)
-    axes.annotate(score(metric, value), place, (0, -9), textcoords="offset points", ha="right", va="top", weight="bold")
+    axes.annotate(
+        score(metric, value),
+        place,
+        (0, -9),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        weight="bold",
+    )
 
 
 def _label_nodes(axes: Axes, places: Floats, nodes: Any) -> None:
@@ -283,7 +355,10 @@ def _noun(metric: str) -> str:
 
 def _describe(runs: Sequence[RunResults], metric: str, unit: str) -> str:
     """Say in words what the chart shows, for those who cannot see it."""
-    ends = [f"{run.name}: {score(metric, as_number(run.last.get(f'{metric}_node_mean')))}" for run in runs]
+    ends = [
+        f"{run.name}: {score(metric, as_number(run.last.get(f'{metric}_node_mean')))}"
+        for run in runs
+    ]
     spent = [epsilon(run.number("epsilon")) for run in runs]
     ends = [f"{end} at eps {eps}" for end, eps in zip(ends, spent, strict=True)]
     return f"{_noun(metric)} (node mean) against {unit}. At the end: {'; '.join(ends)}."

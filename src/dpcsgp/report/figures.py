@@ -50,8 +50,8 @@ SAVING: Any = {"svg.hashsalt": "dpcsgp", "pdf.fonttype": 42}
 class Curve:
     """One method in one panel: x (P,), and y (R, P) over the repeats of the run.
 
-    A curve whose x is zero throughout (a run that sends nothing) is drawn as a horizontal line at its last point.
-    """
+    A curve whose x is zero throughout (a run that sends nothing) is drawn as a horizontal line at
+    its last point."""
 
     label: str
     x: ArrayLike
@@ -75,8 +75,11 @@ class Curve:
         """The values, one row per repeat."""
         return np.asarray(self.y, dtype=np.float64)
 
-    def mean_and_band(self, spread: Spread) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return mean, lower and upper edge over the repeats; a repeat that is not finite leaves a gap, it is not dropped."""
+    def mean_and_band(
+        self, spread: Spread
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return mean, lower and upper edge over the repeats; a repeat that is not finite leaves a
+        gap, it is not dropped."""
         y_RP = np.where(np.isfinite(self.y_RP), self.y_RP, math.nan)
         mean = y_RP.mean(axis=0)
         if spread == "range":
@@ -95,11 +98,13 @@ def accuracy_panels(
 ) -> Figure:
     """Draw one panel per title (say, per eps), mean and spread over repeats, one legend for all.
 
-    A label has one colour and marker in all panels. `spread` is the range (smallest to largest repeat) or one standard
-    deviation to either side. With `log_x`, points at x = 0 cannot be shown and are left out.
-    """
+    A label has one colour and marker in all panels. `spread` is the range (smallest to largest
+    repeat) or one standard deviation to either side. With `log_x`, points at x = 0 cannot be shown
+    and are left out."""
     if not panels:
-        raise ConfigError("panels is empty; give at least one panel, for example {'ε = 0.5': [Curve(...)]}")
+        raise ConfigError(
+            "panels is empty; give at least one panel, for example {'ε = 0.5': [Curve(...)]}"
+        )
     labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
     columns = min(len(panels), PANELS_PER_ROW)
     rows = math.ceil(len(panels) / columns)
@@ -127,26 +132,34 @@ def accuracy_panels(
 
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:
-    """Return how many entries of the legend fit beside one another in a figure of so many inches."""
+    """Return how many entries of the legend fit beside one another in a figure of so many
+    inches."""
     longest = max(map(len, labels), default=1)
     return max(1, min(len(labels), int(width / (0.55 + 0.072 * longest))))
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write `stem.png`, `stem.svg` and `stem.pdf`; the same figure gives the same files, byte for byte."""
+    """Write `stem.png`, `stem.svg` and `stem.pdf`; the same figure gives the same files, byte for
+    byte."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    metadata: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    metadata: dict[str, dict[str, Any]] = {
+        "png": {},
+        "svg": {"Date": None},
+        "pdf": {"CreationDate": None},
+    }
     paths = []
     with matplotlib.rc_context(SAVING):
         for ending, notes in metadata.items():
-            path = stem.with_name(f"{stem.name}.{ending}")  # not with_suffix: a stem such as fig1_eps0.5 has a dot
+            # not with_suffix: a stem such as fig1_eps0.5 has a dot
+            path = stem.with_name(f"{stem.name}.{ending}")
             figure.savefig(path, dpi=200, metadata=notes)
             paths.append(path)
     return paths
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write raw rows as CSV: columns in order of first appearance, lists as JSON, missing values empty."""
+    """Write raw rows as CSV: columns in order of first appearance, lists as JSON, missing values
+    empty."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8", newline="") as file:
@@ -154,12 +167,17 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
         writer.writeheader()
         for row in rows:
             writer.writerow(
-                {key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in row.items()}
+                {
+                    key: json.dumps(value) if isinstance(value, list | dict) else value
+                    for key, value in row.items()
+                }
             )
     return path
 
 
-def _panel(axes: Axes, title: str, curves: Sequence[Curve], labels: list[str], log_x: bool, spread: Spread) -> None:
+def _panel(
+    axes: Axes, title: str, curves: Sequence[Curve], labels: list[str], log_x: bool, spread: Spread
+) -> None:
     axes.set_title(title)
     if log_x:
         axes.set_xscale("log")
@@ -171,12 +189,18 @@ def _panel(axes: Axes, title: str, curves: Sequence[Curve], labels: list[str], l
         mean, low, high = curve.mean_and_band(spread)
         if _is_level(curve):
             axes.axhline(float(mean[-1]), linestyle=":", color=colour(index))
-            axes.axhspan(float(low[-1]), float(high[-1]), color=colour(index), alpha=0.12, linewidth=0)
+            axes.axhspan(
+                float(low[-1]), float(high[-1]), color=colour(index), alpha=0.12, linewidth=0
+            )
             continue
         kept = curve.x_P > 0 if log_x else np.ones(curve.x_P.shape, dtype=bool)
         every = 1 if kept.sum() <= FEW_POINTS else max(1, int(kept.sum()) // 8)
-        axes.fill_between(curve.x_P[kept], low[kept], high[kept], color=colour(index), alpha=0.18, linewidth=0)
-        axes.plot(curve.x_P[kept], mean[kept], color=colour(index), marker=marker(index), markevery=every)
+        axes.fill_between(
+            curve.x_P[kept], low[kept], high[kept], color=colour(index), alpha=0.18, linewidth=0
+        )
+        axes.plot(
+            curve.x_P[kept], mean[kept], color=colour(index), marker=marker(index), markevery=every
+        )
 
 
 def _is_level(curve: Curve) -> bool:
@@ -184,6 +208,8 @@ def _is_level(curve: Curve) -> bool:
 
 
 def _handle(index: int, label: str, panels: Mapping[str, Sequence[Curve]]) -> Line2D:
-    level = all(_is_level(curve) for curves in panels.values() for curve in curves if curve.label == label)
+    level = all(
+        _is_level(curve) for curves in panels.values() for curve in curves if curve.label == label
+    )
     style: dict[str, Any] = {"linestyle": ":"} if level else {"marker": marker(index)}
     return Line2D([], [], color=colour(index), label=label, **style)

@@ -1,4 +1,5 @@
-"""How numbers are spelled on the page; whatever is missing becomes a dash, and no eps is ever rounded down."""
+"""How numbers are spelled on the page; whatever is missing becomes a dash, and no eps is ever
+rounded down."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ GAP = "\N{NO-BREAK SPACE}"  # between a number and its unit
 
 
 def as_number(value: Any) -> float:
-    """Return the number that a JSON value stands for ("inf" and "nan" are spelled as strings); nan if it is none."""
+    """Return the number that a JSON value stands for ("inf" and "nan" are spelled as strings); nan
+    if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
     try:
@@ -20,7 +22,8 @@ def as_number(value: Any) -> float:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Spell a number with this many significant digits, without an exponent where a reader does not need one."""
+    """Spell a number with this many significant digits, without an exponent where a reader does not
+    need one."""
     if math.isnan(value):
         return DASH
     if math.isinf(value):
@@ -32,7 +35,8 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def epsilon(value: float) -> str:
-    """Spell eps with three significant digits, rounded up: a promise must not look better than it is."""
+    """Spell eps with three significant digits, rounded up: a promise must not look better than it
+    is."""
     if not math.isfinite(value) or value <= 0:
         return significant(value)
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -65,14 +69,17 @@ def duration(seconds: float) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """Spell any value of a summary or a setting; lists whose entries are all equal shrink to one entry."""
+    """Spell any value of a summary or a setting; lists whose entries are all equal shrink to one
+    entry."""
     if value is None or value == "":
         return DASH
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
         same = value and all(item == value[0] for item in value)
-        return f"{plain_text(value[0])} at every node" if same else ", ".join(map(plain_text, value))
+        return (
+            f"{plain_text(value[0])} at every node" if same else ", ".join(map(plain_text, value))
+        )
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)

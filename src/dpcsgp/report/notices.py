@@ -1,4 +1,5 @@
-"""What a reader must know before believing a number: warnings and hints drawn from the summaries."""
+"""What a reader must know before believing a number: warnings and hints drawn from the
+summaries."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Notice:
 
 
 def notices(runs: Sequence[RunResults]) -> list[Notice]:
-    """Return all warnings, the gravest first; a warning that several runs share word for word is said once."""
+    """Return all warnings, the gravest first; a warning that several runs share word for word is
+    said once."""
     shared: dict[tuple[Severity, str, str], list[str]] = {}
     for run in runs:
         for check in CHECKS:
@@ -42,7 +44,9 @@ def _seeded(run: RunResults) -> Notice | None:
     if run.summary.get("seeded") is not True:
         return None
     text = "The noise was drawn from a seed, so anyone who knows the seed can take it off again. Fine for experiments; "
-    return Notice("danger", "Not private: seeded noise", text + "for real data leave privacy.seed unset.")
+    return Notice(
+        "danger", "Not private: seeded noise", text + "for real data leave privacy.seed unset."
+    )
 
 
 def _no_noise(run: RunResults) -> Notice | None:
@@ -50,7 +54,9 @@ def _no_noise(run: RunResults) -> Notice | None:
         return None
     text = "The verified ε is infinite: nothing bounds what the messages reveal about an example. "
     return Notice(
-        "danger", "Not private: no meaningful noise", text + 'Use a private method and privacy.noise = "calibrated".'
+        "danger",
+        "Not private: no meaningful noise",
+        text + 'Use a private method and privacy.noise = "calibrated".',
     )
 
 
@@ -72,9 +78,7 @@ def _unexplained(run: RunResults) -> Notice | None:
 def _diverged(run: RunResults) -> Notice | None:
     if not run.diverged:
         return None
-    text = (
-        f"{run.text('stopped_because')}. Compression and mixing rate do not fit this graph: set algorithm.mixing_rate "
-    )
+    text = f"{run.text('stopped_because')}. Compression and mixing rate do not fit this graph: set algorithm.mixing_rate "
     return Notice("danger", "Diverged", text + '= "auto" or choose a finer compressor.')
 
 
@@ -96,8 +100,12 @@ def _unstable(run: RunResults) -> Notice | None:
 def _outside_theorem(run: RunResults) -> Notice | None:
     if run.summary.get("theorem_satisfied") is not False:
         return None
-    text = "The conditions of the convergence theorem do not hold for these settings (a common case). "
-    return Notice("caution", "Theorem not satisfied", text + "The accuracy below is measured, not guaranteed.")
+    text = (
+        "The conditions of the convergence theorem do not hold for these settings (a common case). "
+    )
+    return Notice(
+        "caution", "Theorem not satisfied", text + "The accuracy below is measured, not guaranteed."
+    )
 
 
 CHECKS: tuple[Callable[[RunResults], Notice | None], ...] = (
@@ -125,7 +133,9 @@ def _missing_control(runs: Sequence[RunResults]) -> Notice | None:
 
 def _composition(runs: Sequence[RunResults]) -> Notice | None:
     """Remind that eps of several runs on the same data add up."""
-    private = [run for run in runs if math.isfinite(run.number("epsilon")) and run.number("epsilon") > 0]
+    private = [
+        run for run in runs if math.isfinite(run.number("epsilon")) and run.number("epsilon") > 0
+    ]
     private = [run for run in private if run.summary.get("seeded") is not True]
     if len(private) < 2:
         return None

@@ -13,7 +13,15 @@ from markupsafe import Markup
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.report.charts import DETAILED_RUNS, charts
-from dpcsgp.report.formatting import DASH, duration, epsilon, megabytes, plain_text, score, significant
+from dpcsgp.report.formatting import (
+    DASH,
+    duration,
+    epsilon,
+    megabytes,
+    plain_text,
+    score,
+    significant,
+)
 from dpcsgp.report.notices import notices
 from dpcsgp.report.palette import COLOURS, colour_name, marker_sign
 from dpcsgp.report.results import RunResults, lower_is_better, read_many, shared_metric
@@ -43,8 +51,8 @@ class Headline:
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report of these results folders and return its path.
 
-    Without `out` the page of one folder goes into it, that of several into the current folder, as `report.html`.
-    """
+    Without `out` the page of one folder goes into it, that of several into the current folder, as
+    `report.html`."""
     if not folders:
         raise ConfigError("no results folder given; for example `dpcsgp report runs/first`")
     runs = read_many([Path(folder) for folder in folders])
@@ -56,7 +64,9 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another file") from None
+        raise ConfigError(
+            f"--out {path} cannot be written: {error.strerror}; choose another file"
+        ) from None
     return path
 
 
@@ -78,7 +88,9 @@ def _context(runs: Sequence[RunResults]) -> dict[str, Any]:
     return {
         "title": _title(runs),
         "subtitle": _subtitle(runs),
-        "headlines": _headlines_of_one(runs[0], metric) if len(runs) == 1 else _headlines_of_many(runs, metric),
+        "headlines": _headlines_of_one(runs[0], metric)
+        if len(runs) == 1
+        else _headlines_of_many(runs, metric),
         "notices": notices(runs),
         "charts": [(chart, Markup(chart.svg)) for chart in drawn],
         "runs": [_run(index, run, metric) for index, run in enumerate(runs)],
@@ -120,7 +132,9 @@ def _headlines_of_one(run: RunResults, metric: str) -> list[Headline]:
     asked = significant(run.number("epsilon_claimed"))
     return [
         Headline(
-            f"{name}, node mean", score(metric, final_score(run, metric, "_node_mean")), f"average model {average}"
+            f"{name}, node mean",
+            score(metric, final_score(run, metric, "_node_mean")),
+            f"average model {average}",
         ),
         Headline(
             "Worst node",
@@ -136,9 +150,12 @@ def _headlines_of_one(run: RunResults, metric: str) -> list[Headline]:
         Headline(
             "Sent per directed edge",
             megabytes(run.number("bytes_per_edge")),
-            f"{megabytes(run.number('bytes_sent_per_node'))} per node · {duration(run.number('seconds'))}",
+            f"{megabytes(run.number('bytes_sent_per_node'))} per node · "
+            f"{duration(run.number('seconds'))}",
         ),
-        Headline("Private", "yes" if private else "no", _private_note(run), "good" if private else "bad"),
+        Headline(
+            "Private", "yes" if private else "no", _private_note(run), "good" if private else "bad"
+        ),
     ]
 
 
@@ -146,8 +163,13 @@ def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline
     name = metric.replace("_", " ")
     pick = min if lower_is_better(metric) else max
     private = sum(run.summary["private"] for run in runs)
-    sent = [run.number("bytes_per_edge") for run in runs if math.isfinite(run.number("bytes_per_edge"))]
-    spent = max(runs, key=lambda run: -math.inf if math.isnan(run.number("epsilon")) else run.number("epsilon"))
+    sent = [
+        run.number("bytes_per_edge") for run in runs if math.isfinite(run.number("bytes_per_edge"))
+    ]
+    spent = max(
+        runs,
+        key=lambda run: -math.inf if math.isnan(run.number("epsilon")) else run.number("epsilon"),
+    )
     headlines = []
     for title, of in (
         (f"Best {name}, node mean", lambda run: final_score(run, metric, "_node_mean")),
@@ -155,7 +177,9 @@ def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline
     ):
         known = [run for run in runs if math.isfinite(of(run))]
         best = pick(known, key=of) if known else None
-        headlines.append(Headline(title, score(metric, of(best)), best.name) if best else Headline(title, DASH))
+        headlines.append(
+            Headline(title, score(metric, of(best)), best.name) if best else Headline(title, DASH)
+        )
     between = _range(sent) if sent else DASH
     return [
         *headlines,
@@ -165,7 +189,12 @@ def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline
             f"δ = {significant(spent.number('delta'))} · {spent.name} · {_relation(spent)}",
         ),
         Headline("Sent per directed edge", between, "fewest and most of all runs"),
-        Headline("Private", f"{private} of {len(runs)}", "runs", "good" if private == len(runs) else "bad"),
+        Headline(
+            "Private",
+            f"{private} of {len(runs)}",
+            "runs",
+            "good" if private == len(runs) else "bad",
+        ),
     ]
 
 
@@ -175,7 +204,10 @@ def _range(sent: Sequence[float]) -> str:
 
 
 def _relation(run: RunResults) -> str:
-    return run.text("neighbouring_relation").replace("_", " ").replace("-", " ") or "neighbouring relation not recorded"
+    return (
+        run.text("neighbouring_relation").replace("_", " ").replace("-", " ")
+        or "neighbouring relation not recorded"
+    )
 
 
 def _private_note(run: RunResults) -> str:
@@ -213,6 +245,8 @@ def _facts(run: RunResults) -> dict[str, str]:
         "Claimed ε": significant(run.number("epsilon_claimed")),
         "Mixing rate": significant(run.number("mixing_rate")),
         "Mixing radius": significant(run.number("mixing_radius")),
-        "Theorem's conditions": DASH if satisfied is None else ("hold" if satisfied else "do not hold"),
+        "Theorem's conditions": DASH
+        if satisfied is None
+        else ("hold" if satisfied else "do not hold"),
         "Ended": run.text("stopped_because") or DASH,
     }

@@ -1,12 +1,13 @@
 """Colours and markers of runs: told apart by colour-blind readers, on light and on dark ground.
 
-A run is recognised by colour and marker together; six colours and seven markers give 42 distinct pairs.
-"""
+A run is recognised by colour and marker together; six colours and seven markers give 42 distinct
+pairs."""
 
 from __future__ import annotations
 
-# (on light ground, on dark ground). Any two are at least 20 apart in CIELAB for normal sight and for simulated
-# protanopia, deuteranopia and tritanopia, and each has a contrast of at least 3.5 to its ground.
+# (on light ground, on dark ground). Any two are at least 20 apart in CIELAB for normal sight and
+# for simulated protanopia, deuteranopia and tritanopia, and each has a contrast of at least 3.5 to
+# its ground.
 COLOURS: tuple[tuple[str, str], ...] = (
     ("#0062b3", "#4aa5ea"),
     ("#9c3200", "#ee8e4d"),
@@ -15,6 +16,7 @@ COLOURS: tuple[tuple[str, str], ...] = (
     ("#9c890f", "#f2de60"),
     ("#2b3642", "#e1eaf4"),
 )
+# matplotlib's name, and the sign that stands for it in text
 MARKERS: tuple[tuple[str, str], ...] = (
     ("o", "●"),
     ("s", "■"),
@@ -23,7 +25,7 @@ MARKERS: tuple[tuple[str, str], ...] = (
     ("v", "▼"),
     ("P", "✚"),
     ("X", "✖"),
-)  # matplotlib's name, and the sign that stands for it in text
+)
 INK = "#010101"  # stand-ins that become the page's own colours when a figure is put into it
 GRID = "#020202"
 

@@ -49,7 +49,8 @@ class RunResults:
         return np.array([as_number(row.get(key)) for row in self.rows])
 
     def per_node(self, key: str, pick: Callable[[Floats], float]) -> Floats:
-        """Return one number per row, picked from that row's list over nodes (nan where a value is missing)."""
+        """Return one number per row, picked from that row's list over nodes (nan where a value is
+        missing)."""
         return np.array([pick(node_values(row, key)) for row in self.rows])
 
     @property
@@ -88,7 +89,11 @@ def lower_is_better(metric: str) -> bool:
 def node_values(row: dict[str, Any], key: str) -> Floats:
     """Return a row's list over nodes; a missing list reads as one nan."""
     values = row.get(key)
-    return np.array([as_number(value) for value in values] if isinstance(values, list) and values else [math.nan])
+    return np.array(
+        [as_number(value) for value in values]
+        if isinstance(values, list) and values
+        else [math.nan]
+    )
 
 
 def worst(metric: str, values: Floats) -> float:
@@ -103,9 +108,12 @@ def read_many(folders: Sequence[Path]) -> list[RunResults]:
 
 
 def read_results(folder: Path, name: str) -> RunResults:
-    """Read one folder; a missing or damaged summary or list of rows is refused, the rest is remarked on."""
+    """Read one folder; a missing or damaged summary or list of rows is refused, the rest is
+    remarked on."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; give a results folder that `dpcsgp run --out` wrote")
+        raise DataError(
+            f"{folder} is not a folder; give a results folder that `dpcsgp run --out` wrote"
+        )
     summary = _read_summary(folder)
     rows = _read_metrics(folder / "metrics.jsonl")
     settings, settings_remark = _read_settings(folder / "config.toml")
@@ -133,11 +141,19 @@ def _read_summary(folder: Path) -> dict[str, Any]:
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}); repeat the run or restore the file") from None
+        raise DataError(
+            f"{path} cannot be read ({error}); repeat the run or restore the file"
+        ) from None
     if not isinstance(summary, dict) or not isinstance(summary.get("algorithm"), str):
-        raise DataError(f"{path} is no summary of a run (no algorithm in it); repeat the run or restore the file")
+        raise DataError(
+            f"{path} is no summary of a run (no algorithm in it); repeat the run or restore the "
+            "file"
+        )
     if not isinstance(summary.get("private"), bool):
-        raise DataError(f"{path}: private = {summary.get('private')!r}, expected true or false; restore the file")
+        raise DataError(
+            f"{path}: private = {summary.get('private')!r}, expected true or false; restore the "
+            "file"
+        )
     return summary
 
 
@@ -157,12 +173,16 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; repeat the run or restore the file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); repeat the run or restore the file") from None
+        raise DataError(
+            f"{path} cannot be read ({error}); repeat the run or restore the file"
+        ) from None
     if not rows:
         raise DataError(f"{path} holds no evaluation; repeat the run or restore the file")
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict) or math.isnan(as_number(row.get("step"))):
-            raise DataError(f"{path}, line {number} has no step; repeat the run or restore the file")
+            raise DataError(
+                f"{path}, line {number} has no step; repeat the run or restore the file"
+            )
     return rows
 
 
@@ -174,7 +194,9 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], str]:
     flat: dict[str, Any] = {}
     for section, table in sections.items():
         flat |= (
-            {f"{section}.{key}": value for key, value in table.items()} if isinstance(table, dict) else {section: table}
+            {f"{section}.{key}": value for key, value in table.items()}
+            if isinstance(table, dict)
+            else {section: table}
         )
     return flat, ""
 

@@ -1,4 +1,5 @@
-"""The figure of scale: cost per node and step, and peak memory, against the number of simulated nodes."""
+"""The figure of scale: cost per node and step, and peak memory, against the number of simulated
+nodes."""
 
 from __future__ import annotations
 
@@ -22,14 +23,20 @@ def scale_figure(points: Sequence[Mapping[str, float]]) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 3.2), layout="constrained")
         cost, memory = figure.subplots(1, 2)
-        for index, (key, label) in enumerate((("wall", "wall clock"), ("cpu", "processor time, all cores"))):
+        for index, (key, label) in enumerate(
+            (("wall", "wall clock"), ("cpu", "processor time, all cores"))
+        ):
             values = [1e3 * point[key] for point in points]
             cost.plot(nodes, values, marker=marker(index), color=colour(index), label=label)
         cost.set_ylim(bottom=0)
         cost.set(xlabel="simulated nodes", ylabel="ms per node and step", title="cost")
         cost.legend(frameon=False, fontsize=8)
-        memory.plot(nodes, [point["peak"] / 1e9 for point in points], marker=marker(2), color=colour(2))
-        memory.set(xlabel="simulated nodes", ylabel="GB", title="peak memory of the process", yscale="log")
+        memory.plot(
+            nodes, [point["peak"] / 1e9 for point in points], marker=marker(2), color=colour(2)
+        )
+        memory.set(
+            xlabel="simulated nodes", ylabel="GB", title="peak memory of the process", yscale="log"
+        )
         memory.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         for axes in (cost, memory):
             axes.set_xscale("log")
@@ -49,5 +56,7 @@ def write_scale_figure(path: Path, points: Sequence[Mapping[str, float]]) -> Pat
         with matplotlib.rc_context(SAVING):
             figure.savefig(path, dpi=160)
     except OSError as error:
-        raise ConfigError(f"--figure {path} cannot be written: {error.strerror}; choose another name") from None
+        raise ConfigError(
+            f"--figure {path} cannot be written: {error.strerror}; choose another name"
+        ) from None
     return path

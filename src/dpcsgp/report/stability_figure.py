@@ -1,4 +1,5 @@
-"""The figure of the doctor: the radius of compressed gossip against the mixing rate, one curve per compressor.
+"""The figure of the doctor: the radius of compressed gossip against the mixing rate, one curve per
+compressor.
 
 Legend: R mixing rates.
 """
@@ -23,9 +24,12 @@ HIGHEST_RADIUS = 1.3  # beyond, only the sense of the curve matters: it is cut o
 
 
 def radius_figure(title: str, rates_R: ArrayLike, curves: Mapping[str, ArrayLike]) -> Figure:
-    """Draw radius against mixing rate; above 1 (shaded) the disagreement grows. A dot marks the lowest radius."""
+    """Draw radius against mixing rate; above 1 (shaded) the disagreement grows. A dot marks the
+    lowest radius."""
     if not curves:
-        raise ConfigError("no curve to draw: none of the compressors has a radius (top and sign have none)")
+        raise ConfigError(
+            "no curve to draw: none of the compressors has a radius (top and sign have none)"
+        )
     rates = np.asarray(rates_R, dtype=np.float64)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.0, 3.8), layout="constrained")
@@ -37,10 +41,19 @@ def radius_figure(title: str, rates_R: ArrayLike, curves: Mapping[str, ArrayLike
             best = int(np.argmin(radii))
             style = "-" if index < 6 else "--"
             axes.plot(rates, radii, style, color=colour(index), label=label)
-            axes.plot(rates[best], radii[best], marker=marker(index), color=colour(index), markersize=6)
+            axes.plot(
+                rates[best], radii[best], marker=marker(index), color=colour(index), markersize=6
+            )
         lowest = min(float(np.min(np.asarray(values))) for values in curves.values())
         axes.set_ylim(max(0.0, lowest - 0.04), HIGHEST_RADIUS)
-        axes.text(rates[0], 1.015, " above 1: the nodes drift apart", color="#9c3200", va="bottom", fontsize=8)
+        axes.text(
+            rates[0],
+            1.015,
+            " above 1: the nodes drift apart",
+            color="#9c3200",
+            va="bottom",
+            fontsize=8,
+        )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value)))
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -50,7 +63,9 @@ def radius_figure(title: str, rates_R: ArrayLike, curves: Mapping[str, ArrayLike
     return figure
 
 
-def write_radius_figure(path: Path, title: str, rates_R: ArrayLike, curves: Mapping[str, ArrayLike]) -> Path:
+def write_radius_figure(
+    path: Path, title: str, rates_R: ArrayLike, curves: Mapping[str, ArrayLike]
+) -> Path:
     """Write the figure to a PNG, SVG or PDF file, by the ending of its name."""
     ending = path.suffix.lower()
     metadata = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -62,5 +77,7 @@ def write_radius_figure(path: Path, title: str, rates_R: ArrayLike, curves: Mapp
         with matplotlib.rc_context(SAVING):
             figure.savefig(path, dpi=160, metadata=metadata[ending])
     except OSError as error:
-        raise ConfigError(f"--figure {path} cannot be written: {error.strerror}; choose another name") from None
+        raise ConfigError(
+            f"--figure {path} cannot be written: {error.strerror}; choose another name"
+        ) from None
     return path

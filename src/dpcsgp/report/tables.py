@@ -1,4 +1,5 @@
-"""The page's tables: runs side by side, settings and where they differ, the account of every node."""
+"""The page's tables: runs side by side, settings and where they differ, the account of every
+node."""
 
 from __future__ import annotations
 
@@ -55,10 +56,28 @@ Spell = Callable[[float], str]
 def comparison(runs: Sequence[RunResults], metric: str) -> Table:
     """Put the runs side by side."""
     name = metric.replace("_", " ").capitalize()
-    columns = ("Run", "Method", "Compression", f"{name}, node mean", "Worst node", "Average model", "Verified ε")
-    columns += ("Claimed ε", "MB per edge", "Private", "Steps", "MB per node", "Paper's Mbit per edge", "Disagreement")
+    columns = (
+        "Run",
+        "Method",
+        "Compression",
+        f"{name}, node mean",
+        "Worst node",
+        "Average model",
+        "Verified ε",
+    )
+    columns += (
+        "Claimed ε",
+        "MB per edge",
+        "Private",
+        "Steps",
+        "MB per node",
+        "Paper's Mbit per edge",
+        "Disagreement",
+    )
     columns += ("Time", "Graph", "Ended")
-    return Table(columns, tuple(_comparison_row(index, run, metric) for index, run in enumerate(runs)))
+    return Table(
+        columns, tuple(_comparison_row(index, run, metric) for index, run in enumerate(runs))
+    )
 
 
 def _comparison_row(index: int, run: RunResults, metric: str) -> tuple[Cell, ...]:
@@ -107,10 +126,19 @@ def worst_score(run: RunResults, metric: str) -> float:
 
 def account(run: RunResults, metric: str) -> Table:
     """Return what each node released, spent, sent and reached at the end."""
-    columns = ("Node", "Releases", "Verified ε", "Noise multiplier", "Sent", metric.replace("_", " ").capitalize())
+    columns = (
+        "Node",
+        "Releases",
+        "Verified ε",
+        "Noise multiplier",
+        "Sent",
+        metric.replace("_", " ").capitalize(),
+    )
     nodes = run.last.get("nodes")
     spent = run.last.get("epsilon_nodes")
-    lists = [value for value in (run.summary.get("releases"), spent, nodes) if isinstance(value, list)]
+    lists = [
+        value for value in (run.summary.get("releases"), spent, nodes) if isinstance(value, list)
+    ]
     count = max(map(len, lists), default=0)
     evaluated = nodes if isinstance(nodes, list) else list(range(count))
     scores = dict(zip(map(str, evaluated), run.last.get(f"{metric}_nodes") or [], strict=False))

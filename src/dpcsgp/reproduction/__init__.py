@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dpcsgp.reproduction.block import block
 from dpcsgp.reproduction.cnn import cnn
-from dpcsgp.reproduction.desk import Desk
+from dpcsgp.reproduction.experiment import Experiment
 from dpcsgp.reproduction.features import features
 from dpcsgp.reproduction.frontier import frontier
 from dpcsgp.reproduction.paper_figures import fig1, fig2, fig3, fig4
@@ -15,7 +15,7 @@ from dpcsgp.reproduction.scaling import scaling
 from dpcsgp.reproduction.skew import skew
 from dpcsgp.reproduction.stability import stability
 
-EXPERIMENTS: dict[str, Callable[[Desk], list[Path]]] = {
+EXPERIMENTS: dict[str, Callable[[Experiment], list[Path]]] = {
     "fig1": fig1,
     "fig2": fig2,
     "fig3": fig3,
@@ -31,4 +31,4 @@ EXPERIMENTS: dict[str, Callable[[Desk], list[Path]]] = {
     "cnn": cnn,
 }
 
-__all__ = ["EXPERIMENTS", "Desk"]
+__all__ = ["EXPERIMENTS", "Experiment"]

@@ -1,4 +1,5 @@
-"""Block gossip against error feedback at equal bytes: one exact block per round, or random coordinates with x_hat."""
+"""Block gossip against error feedback at equal bytes: one exact block per round, or random
+coordinates with x_hat."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from dpcsgp.algorithms import DPCSGP, Algorithm, DPBlock
 from dpcsgp.compression import parse_compressor
 from dpcsgp.graphs import best_mixing_rate, directed_exponential, directed_ring, random_digraph
 from dpcsgp.report import write_csv
-from dpcsgp.reproduction.desk import Desk, cell
+from dpcsgp.reproduction.experiment import Experiment, cell
 from dpcsgp.reproduction.gossip import disagreements
 from dpcsgp.reproduction.outcome import markdown, table, write_outcome
 
@@ -18,17 +19,23 @@ GRAPHS = ("directed_exponential", "directed_ring", "random_digraph")
 STEADY_STEPS = 3000
 SHARES = {0.1: 10, 0.25: 4, 0.5: 2}  # share of the coordinates per round -> number of exact blocks
 QUANTISED = "gsgd:8/64"
-QUANTISED_BLOCKS = {0.1: 3, 0.25: 2, 0.5: 1}  # the same -> number of quantised blocks: no more bytes than exact ones
+# the same -> number of quantised blocks: no more bytes than exact ones
+QUANTISED_BLOCKS = {
+    0.1: 3,
+    0.25: 2,
+    0.5: 1,
+}
 BASE = (
     "algorithm.steps=150", "algorithm.learning_rate=1", "privacy.expected_batch_size=512", "algorithm.polish_rounds=0",
     "run.evaluate_every=30", "run.checkpoint_every=50", "graph.edge_probability=0.2",
 )  # fmt: skip
 
 
-def block(desk: Desk) -> list[Path]:
-    """Compare accuracy and disagreement of block gossip and rand with error feedback, at equal bytes, on three graphs."""
+def block(experiment: Experiment) -> list[Path]:
+    """Compare accuracy and disagreement of block gossip and rand with error feedback, at equal
+    bytes, on three graphs."""
     cells = []
-    for graph in GRAPHS if not desk.quick else GRAPHS[:1]:
+    for graph in GRAPHS if not experiment.quick else GRAPHS[:1]:
         for share, number in SHARES.items():
             methods = {
                 "rand": (f"compression.spec=rand:{share}",),
@@ -40,11 +47,18 @@ def block(desk: Desk) -> list[Path]:
                 ),
             }
             cells += [
-                cell(*BASE, f"graph.name={graph}", *settings, graph=graph, share=share, method=f"{name} {share:g}")
+                cell(
+                    *BASE,
+                    f"graph.name={graph}",
+                    *settings,
+                    graph=graph,
+                    share=share,
+                    method=f"{name} {share:g}",
+                )
                 for name, settings in methods.items()
             ]
-    runs = desk.run(cells)
-    digraphs, steady = _many_digraphs(desk), _steady_state(desk)
+    runs = experiment.run(cells)
+    digraphs, steady = _many_digraphs(experiment), _steady_state(experiment)
     rows = table(runs)
     columns = (
         "graph", "method", "accuracy_node_mean", "accuracy_node_min", "bytes_per_edge", "disagreement", "epsilon_verified",
@@ -52,27 +66,50 @@ def block(desk: Desk) -> list[Path]:
     )  # fmt: skip
     worst = max(row["largest_over_start"] for row in digraphs)
     ratios = _ratios(rows)
-    page = desk.write_page(
+    page = experiment.write_page(
         "Block gossip against error feedback, at equal bytes",
-        "MNIST, 784-128-10, 10 nodes, verified eps 0.5, 150 steps, no polish rounds; rand at its advised mixing rate.",
+        "MNIST, 784-128-10, 10 nodes, verified eps 0.5, 150 steps, no polish rounds; rand at its "
+        "advised mixing rate.",
         markdown(rows, columns),
-        "Block gossip beside rand with as many bytes or more: how many times smaller the disagreement is, and by how many points "
+        "Block gossip beside rand with as many bytes or more: how many times smaller the "
+        "disagreement is, and by how many points "
         "accuracy (node mean) is higher:",
-        markdown(ratios, ["graph", "share", "method", "disagreement_times_smaller", "points_more", "bytes_of_rand"]),
-        "On slow graphs 150 steps are too few for a steady state. Without learning, under unit noise per step, at equal "
-        f"bytes (512 coordinates, mean over the last third of {STEADY_STEPS} rounds; `steady.csv`):",
-        markdown(steady, ["graph", "share", "rand", "block", "block_ratio", "quantised", "quantised_ratio"]),
-        f"Noise-free gossip with 10 blocks, exact and with 8 bits (`{QUANTISED}`), on {len(digraphs) // 2} random strongly "
-        f"connected digraphs, 400 rounds each: {sum(row['diverged'] for row in digraphs)} of {len(digraphs)} diverged; the "
+        markdown(
+            ratios,
+            [
+                "graph",
+                "share",
+                "method",
+                "disagreement_times_smaller",
+                "points_more",
+                "bytes_of_rand",
+            ],
+        ),
+        "On slow graphs 150 steps are too few for a steady state. Without learning, under unit "
+        "noise per step, at equal "
+        f"bytes (512 coordinates, mean over the last third of {STEADY_STEPS} rounds; "
+        "`steady.csv`):",
+        markdown(
+            steady,
+            ["graph", "share", "rand", "block", "block_ratio", "quantised", "quantised_ratio"],
+        ),
+        f"Noise-free gossip with 10 blocks, exact and with 8 bits (`{QUANTISED}`), on "
+        f"{len(digraphs) // 2} random strongly "
+        f"connected digraphs, 400 rounds each: {sum(row['diverged'] for row in digraphs)} of "
+        f"{len(digraphs)} diverged; the "
         f"disagreement never rose above {worst:.2f} times its start (`digraphs.csv`).",
         "![accuracy against bits](figure.png)",
     )
-    files = write_outcome(desk.out, runs, "graph", "method")
+    files = write_outcome(experiment.out, runs, "graph", "method")
     tables = {"digraphs.csv": digraphs, "steady.csv": steady, "ratios.csv": ratios}
-    return [*files, *(write_csv(desk.out / name, rows) for name, rows in tables.items()), page]
+    return [
+        *files,
+        *(write_csv(experiment.out / name, rows) for name, rows in tables.items()),
+        page,
+    ]
 
 
-def _steady_state(desk: Desk) -> list[dict[str, Any]]:
+def _steady_state(experiment: Experiment) -> list[dict[str, Any]]:
     """Measure the disagreement under unit noise per step, long after the start, at equal bytes."""
     topologies = {
         "directed_exponential": directed_exponential(10),
@@ -82,24 +119,28 @@ def _steady_state(desk: Desk) -> list[dict[str, Any]]:
     rows = []
     for graph, topology in topologies.items():
         for share, number in SHARES.items():
-            desk.show(f"steady state, {graph}, {share}", len(rows), 9)
+            experiment.show(f"steady state, {graph}, {share}", len(rows), 9)
             rand = parse_compressor(f"rand:{share}")
             methods: dict[str, Algorithm[Any]] = {
                 "rand": DPCSGP(rand, 1.0, best_mixing_rate(topology, rand, 512)),
                 "block": DPBlock(1.0, number),
-                "quantised": DPBlock(1.0, QUANTISED_BLOCKS[share], compressor=parse_compressor(QUANTISED)),
+                "quantised": DPBlock(
+                    1.0, QUANTISED_BLOCKS[share], compressor=parse_compressor(QUANTISED)
+                ),
             }
             row: dict[str, Any] = {"graph": graph, "share": share}
             for name, algorithm in methods.items():
                 path = disagreements(algorithm, topology, 512, STEADY_STEPS, noise=1.0, seed=1)
                 row[name] = sum(path[-STEADY_STEPS // 3 :]) / (STEADY_STEPS // 3)
-            rows.append(row | {f"{name}_ratio": row["rand"] / row[name] for name in ("block", "quantised")})
+            rows.append(
+                row | {f"{name}_ratio": row["rand"] / row[name] for name in ("block", "quantised")}
+            )
     return rows
 
 
-def _many_digraphs(desk: Desk) -> list[dict[str, Any]]:
+def _many_digraphs(experiment: Experiment) -> list[dict[str, Any]]:
     rows = []
-    for seed in range(10 if desk.quick else 100):
+    for seed in range(10 if experiment.quick else 100):
         topology = random_digraph(5 + seed % 16, 0.05 + 0.3 * (seed % 7) / 6, seed)
         for spec in ("none", QUANTISED):
             algorithm = DPBlock(1.0, 10, compressor=parse_compressor(spec))
@@ -121,7 +162,11 @@ def _ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         method, share = row["method"].rsplit(" ", 1)
         if method == "rand":
             continue
-        rand = next(other for other in rows if other["graph"] == row["graph"] and other["method"] == f"rand {share}")
+        rand = next(
+            other
+            for other in rows
+            if other["graph"] == row["graph"] and other["method"] == f"rand {share}"
+        )
         found.append(
             {
                 "graph": row["graph"], "share": share, "method": method,

@@ -1,31 +1,34 @@
-"""Public features: maps of the image that look at no other image cost no privacy, and buy more than any training trick."""
+"""Public features: maps of the image that look at no other image cost no privacy, and buy more than
+any training trick."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from dpcsgp.reproduction.desk import Desk, cell
+from dpcsgp.reproduction.experiment import Experiment, cell
 from dpcsgp.reproduction.grid import Cell
 from dpcsgp.reproduction.outcome import markdown, table, write_outcome
 
 TOGETHER, ALONE, CENTRAL = "DP-CSGP, rot:1", "local, no messages", "dp-sgd, all data"
 
 
-def features(desk: Desk) -> list[Path]:
-    """Compare pixels, DCT and HOG on MNIST at eps 0.5 and 0.2, and HOG on CIFAR-10 at eps 3, with the local line."""
-    cells = _mnist(0.5) + _mnist(0.2) + ([] if desk.quick else _cifar())
-    runs = desk.run(cells)
+def features(experiment: Experiment) -> list[Path]:
+    """Compare pixels, DCT and HOG on MNIST at eps 0.5 and 0.2, and HOG on CIFAR-10 at eps 3, with
+    the local line."""
+    cells = _mnist(0.5) + _mnist(0.2) + ([] if experiment.quick else _cifar())
+    runs = experiment.run(cells)
     columns = (
         "task", "inputs", "method", "accuracy_node_mean", "accuracy_node_min", "accuracy_average_model", "bytes_per_edge",
         "epsilon_verified", "repeats",
     )  # fmt: skip
-    page = desk.write_page(
+    page = experiment.write_page(
         "Public features",
-        "10 nodes, directed exponential graph, delta 1e-4. Bytes are frames on one edge, headers included.",
+        "10 nodes, directed exponential graph, delta 1e-4. Bytes are frames on one edge, headers "
+        "included.",
         markdown(table(runs), columns),
         "![accuracy against bits](figure.png)",
     )
-    return [*write_outcome(desk.out, runs, "task", "method", log_x=True), page]
+    return [*write_outcome(experiment.out, runs, "task", "method", log_x=True), page]
 
 
 def _mnist(epsilon: float) -> list[Cell]:
@@ -61,10 +64,25 @@ def _cifar() -> list[Cell]:
     )  # fmt: skip
     settings = {
         TOGETHER: (*base, "algorithm.learning_rate=10"),
-        ALONE: (*base, "algorithm.name=local", "algorithm.learning_rate=5", "algorithm.polish_rounds=0"),
-        CENTRAL: (*base, "algorithm.name=dp-sgd", "privacy.expected_batch_size=50000", "algorithm.learning_rate=10"),
+        ALONE: (
+            *base,
+            "algorithm.name=local",
+            "algorithm.learning_rate=5",
+            "algorithm.polish_rounds=0",
+        ),
+        CENTRAL: (
+            *base,
+            "algorithm.name=dp-sgd",
+            "privacy.expected_batch_size=50000",
+            "algorithm.learning_rate=10",
+        ),
     }
     return [
-        cell(*values, task="CIFAR-10, ε = 3", inputs="hog:12, linear", method=f"hog:12, linear: {method}")
+        cell(
+            *values,
+            task="CIFAR-10, ε = 3",
+            inputs="hog:12, linear",
+            method=f"hog:12, linear: {method}",
+        )
         for method, values in settings.items()
     ]

@@ -1,4 +1,5 @@
-"""Accuracy against bytes per edge at one verified eps: the plain network, free choice, and the lines that cost no bytes."""
+"""Accuracy against bytes per edge at one verified eps: the plain network, free choice, and the
+lines that cost no bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from dpcsgp.report import save_figure, write_csv
 from dpcsgp.report.figures import STYLE
 from dpcsgp.report.palette import colour, marker
-from dpcsgp.reproduction.desk import Desk, cell
+from dpcsgp.reproduction.experiment import Experiment, cell
 from dpcsgp.reproduction.grid import Cell
 from dpcsgp.reproduction.outcome import markdown, table
 from dpcsgp.reproduction.paper_figures import LOCAL
@@ -22,9 +23,10 @@ HOG = ("task.model=logistic", "privacy.expected_batch_size=6000")
 DCT = ("task.features=dct:8", "task.model=mlp:56")
 
 
-def frontier(desk: Desk) -> list[Path]:
-    """Draw accuracy against bytes over compressors, step counts and public features, with the zero-byte lines."""
-    runs = desk.run(_cells(desk.quick))
+def frontier(experiment: Experiment) -> list[Path]:
+    """Draw accuracy against bytes over compressors, step counts and public features, with the
+    zero-byte lines."""
+    runs = experiment.run(_cells(experiment.quick))
     rows = sorted(table(runs), key=lambda row: (row["model"], row["bytes_per_edge"]))
     for row in rows:
         better = [
@@ -33,14 +35,18 @@ def frontier(desk: Desk) -> list[Path]:
             and other["accuracy_node_mean"] >= row["accuracy_node_mean"]
         ]  # fmt: skip
         row["on_front"] = "" if better else "yes"
-    files = [write_csv(desk.out / "table.csv", rows), *save_figure(_figure(rows), desk.out / "figure")]
+    files = [
+        write_csv(experiment.out / "table.csv", rows),
+        *save_figure(_figure(rows), experiment.out / "figure"),
+    ]
     columns = (
         "model", "setting", "accuracy_node_mean", "accuracy_node_min", "bytes_per_edge", "epsilon_verified", "on_front",
         "repeats",
     )  # fmt: skip
-    page = desk.write_page(
+    page = experiment.write_page(
         "Accuracy against bytes at verified eps 0.5",
-        "MNIST, 10 nodes, directed exponential graph. Bytes are frames on one edge, headers included. Learning rates were chosen "
+        "MNIST, 10 nodes, directed exponential graph. Bytes are frames on one edge, headers "
+        "included. Learning rates were chosen "
         "per setting on test accuracy with seeds other than these.",
         markdown(rows, columns),
         _headline(rows),
@@ -87,11 +93,16 @@ def _cells(quick: bool) -> list[Cell]:
 
 
 def _steps(steps: int, learning_rate: float) -> tuple[str, ...]:
-    return f"algorithm.steps={steps}", f"algorithm.learning_rate={learning_rate:g}", "run.evaluate_every=0"
+    return (
+        f"algorithm.steps={steps}",
+        f"algorithm.learning_rate={learning_rate:g}",
+        "run.evaluate_every=0",
+    )
 
 
 def _headline(rows: Sequence[dict[str, Any]]) -> str:
-    """Compare the best exact row of the plain network with the cheapest row within one point of it."""
+    """Compare the best exact row of the plain network with the cheapest row within one point of
+    it."""
     plain = [row for row in rows if row["model"] == PLAIN]
     exact = [row for row in plain if row["setting"].startswith("exact")]
     if not exact:
@@ -102,8 +113,10 @@ def _headline(rows: Sequence[dict[str, Any]]) -> str:
     ratio = best["bytes_per_edge"] / max(least["bytes_per_edge"], 1)
     lost = 100 * (best["accuracy_node_mean"] - least["accuracy_node_mean"])
     text = (
-        f"Best exact row: *{best['setting']}*, {100 * best['accuracy_node_mean']:.2f} %. Cheapest row of the plain network within one "
-        f"point of it: *{least['setting']}*, {lost:.2f} points lower with {ratio:.0f} times fewer bytes."
+        f"Best exact row: *{best['setting']}*, {100 * best['accuracy_node_mean']:.2f} %. "
+        "Cheapest row of the plain network within one "
+        f"point of it: *{least['setting']}*, {lost:.2f} points lower with {ratio:.0f} times "
+        "fewer bytes."
     )
     both = {row["setting"]: row for row in plain}
     exact_row, coded_row = both.get("exact (dp-sgp), 30 steps"), both.get("rot:1, 30 steps")
@@ -123,7 +136,10 @@ def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
             sent = [row for row in chosen if row["bytes_per_edge"] > 0]
             for row in (row for row in chosen if row["bytes_per_edge"] == 0):
                 axes.axhline(
-                    100 * row["accuracy_node_mean"], linestyle=":", color=colour(index), label=f"{model}: no messages"
+                    100 * row["accuracy_node_mean"],
+                    linestyle=":",
+                    color=colour(index),
+                    label=f"{model}: no messages",
                 )
             axes.errorbar(
                 [row["bytes_per_edge"] / 1e3 for row in sent], [100 * row["accuracy_node_mean"] for row in sent],
@@ -135,6 +151,10 @@ def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
                 color=colour(index), linewidth=1,
             )  # fmt: skip
         axes.set_xscale("log")
-        axes.set(xlabel="kB per edge, frames included", ylabel="node mean accuracy, %", title="verified ε = 0.5")
+        axes.set(
+            xlabel="kB per edge, frames included",
+            ylabel="node mean accuracy, %",
+            title="verified ε = 0.5",
+        )
         axes.legend(frameon=False, loc="lower right", fontsize=8)
     return figure

@@ -1,4 +1,5 @@
-"""Gossip without learning: how far nodes drift apart under pure noise, or come together without any.
+"""Gossip without learning: how far nodes drift apart under pure noise, or come together without
+any.
 
 Legend: N nodes, D coordinates.
 """
@@ -22,7 +23,8 @@ TOO_FAR = 1e15
 def disagreements(
     algorithm: Algorithm[Any], topology: Topology, dim: int, steps: int, *, noise: float, seed: int
 ) -> list[float]:
-    """Return the disagreement after every step, from random models; every step adds `noise` times a unit Gaussian.
+    """Return the disagreement after every step, from random models; every step adds `noise` times a
+    unit Gaussian.
 
     Ends early, with infinity, once it is beyond all bounds.
     """

@@ -1,8 +1,9 @@
-"""Many independent runs: each in its own results folder, on all cores, skipped if done, continued after an interruption.
+"""Many independent runs: each in its own results folder, on all cores, skipped if done, continued
+after an interruption.
 
-A run's folder is named after its settings, so experiments that need the same run share it, and a changed setting is a new
-run. Runs of a grid are seeded: they can be repeated bit for bit, and are therefore stamped `private: false`.
-"""
+A run's folder is named after its settings, so experiments that need the same run share it, and a
+changed setting is a new run. Runs of a grid are seeded: they can be repeated bit for bit, and are
+therefore stamped `private: false`."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from dpcsgp.config import Config, load_config
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.records.metrics import read_rows
 
-Show = Callable[[str, int, int], None]  # (what has just ended, how many are done, how many there are)
+# (what has just ended, how many are done, how many there are)
+Show = Callable[[str, int, int], None]
 
 
 class GridInterruptedError(DpcsgpError):
@@ -48,8 +50,17 @@ class Cell:
     def folder(self, root: Path) -> Path:
         """Return where this run lives: readable, and one per setting."""
         config = self.config
-        words = (config.task.name, config.algorithm.name, config.compression.spec, str(config.privacy.seed))
-        return root / "runs" / f"{re.sub('[^a-z0-9.]+', '-', '-'.join(words))}-{config.fingerprint()[:12]}"
+        words = (
+            config.task.name,
+            config.algorithm.name,
+            config.compression.spec,
+            str(config.privacy.seed),
+        )
+        return (
+            root
+            / "runs"
+            / f"{re.sub('[^a-z0-9.]+', '-', '-'.join(words))}-{config.fingerprint()[:12]}"
+        )
 
 
 @final
@@ -63,7 +74,9 @@ class Done:
     folder: Path
 
 
-def run_grid(cells: Sequence[Cell], root: Path, show: Show, processes: int | None = None) -> list[Done]:
+def run_grid(
+    cells: Sequence[Cell], root: Path, show: Show, processes: int | None = None
+) -> list[Done]:
     """Run what is not done yet and return all, in the order of the cells."""
     waiting = {cell.folder(root): cell for cell in cells if not is_done(cell.folder(root))}
     total = len({cell.folder(root) for cell in cells})
@@ -73,9 +86,13 @@ def run_grid(cells: Sequence[Cell], root: Path, show: Show, processes: int | Non
         processes = min(processes or os.cpu_count() or 1, len(waiting))
         # Fresh processes: forked ones would inherit torch's threads in an unknown state.
         threads = max(1, (os.cpu_count() or 1) // processes)
-        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare, (os.getpid(), threads))
+        pool = ProcessPoolExecutor(
+            processes, multiprocessing.get_context("spawn"), _prepare, (os.getpid(), threads)
+        )
         try:
-            futures = {pool.submit(run_cell, cell, folder): folder for folder, cell in waiting.items()}
+            futures = {
+                pool.submit(run_cell, cell, folder): folder for folder, cell in waiting.items()
+            }
             failures: list[DpcsgpError] = []
             for future in as_completed(futures):
                 try:
@@ -97,7 +114,9 @@ def run_grid(cells: Sequence[Cell], root: Path, show: Show, processes: int | Non
 def is_done(folder: Path) -> bool:
     """Say whether a run has ended in its own right (completed, budget spent, or diverged)."""
     try:
-        return not json.loads((folder / "summary.json").read_text())["stopped_because"].startswith("interrupted")
+        return not json.loads((folder / "summary.json").read_text())["stopped_because"].startswith(
+            "interrupted"
+        )
     except (OSError, ValueError, KeyError):
         return False
 
@@ -111,17 +130,19 @@ def read_done(cell: Cell, root: Path) -> Done:
 
 def run_cell(cell: Cell, path: Path) -> bool:
     """Run or continue one cell in this process; return whether it ended in its own right."""
-    from dpcsgp.runs.design import design
+    from dpcsgp.runs.design import design_run
     from dpcsgp.runs.folder import ResultsFolder
-    from dpcsgp.runtime.session import simulate
+    from dpcsgp.runtime.session import run_simulated
     from dpcsgp.runtime.signals import StopSignal
 
     config, resume = cell.config, (path / "config.toml").exists()
-    with StopSignal() as stop:  # Ctrl-C reaches all processes: each ends its step and writes a checkpoint
+    with (
+        StopSignal() as stop
+    ):  # Ctrl-C reaches all processes: each ends its step and writes a checkpoint
         data = _data(config)
-        blueprint = design(config, data.facts, cell.allow_divergence or resume)
+        design = design_run(config, data.facts, cell.allow_divergence or resume)
         folder = ResultsFolder.reopen(path)[0] if resume else ResultsFolder.create(path, config)
-        simulate(blueprint, data, folder, resume=resume, should_stop=stop.is_set)
+        run_simulated(design, data, folder, resume=resume, should_stop=stop.is_set)
     if not is_done(path):
         return False
     shutil.rmtree(path / "checkpoint", ignore_errors=True)  # a grid of finished runs needs none
@@ -129,7 +150,8 @@ def run_cell(cell: Cell, path: Path) -> bool:
 
 
 def _prepare(parent: int, num_threads: int) -> None:
-    """Make a process of the grid ready: it dies with its parent, and takes its share of the cores."""
+    """Make a process of the grid ready: it dies with its parent, and takes its share of the
+    cores."""
     import signal
 
     import torch
@@ -145,14 +167,16 @@ def _prepare(parent: int, num_threads: int) -> None:
 
 @lru_cache(maxsize=2)
 def _data_of(key: str, config_json: str) -> Any:
-    from dpcsgp.runs.build import load_data
+    from dpcsgp.runs.build import load_builtin_data
 
-    return load_data(Config.model_validate_json(config_json))
+    return load_builtin_data(Config.model_validate_json(config_json))
 
 
 def _data(config: Config) -> Any:
     """Load data once per process for all runs that deal the same examples to the same nodes."""
-    relevant = config.model_copy(update={"privacy": Config().privacy, "compression": Config().compression})
+    relevant = config.model_copy(
+        update={"privacy": Config().privacy, "compression": Config().compression}
+    )
     key = json.dumps([
         config.task.model_dump(exclude={"model"}), config.graph.num_nodes, config.run.seed, config.run.test_examples,
         config.algorithm.name == "dp-sgd",

@@ -1,4 +1,5 @@
-"""From finished runs to what people look at: a table over repeats, curves, CSV, figures and a page of text."""
+"""From finished runs to what people look at: a table over repeats, curves, CSV, figures and a page
+of text."""
 
 from __future__ import annotations
 
@@ -31,13 +32,17 @@ def as_float(value: Any) -> float:
 
 
 def table(runs: Sequence[Done]) -> list[dict[str, Any]]:
-    """Return one row per tag set: tags, mean and spread over the repeats, and how many of them diverged."""
+    """Return one row per tag set: tags, mean and spread over the repeats, and how many of them
+    diverged."""
     groups: dict[tuple[tuple[str, Any], ...], list[Done]] = {}
     for run in runs:
         groups.setdefault(tuple(run.tags.items()), []).append(run)
     rows = []
     for tags, members in groups.items():
-        row: dict[str, Any] = dict(tags) | {"repeats": len(members), "steps": members[0].summary["steps"]}
+        row: dict[str, Any] = dict(tags) | {
+            "repeats": len(members),
+            "steps": members[0].summary["steps"],
+        }
         for name, read in MEASURES.items():
             values = [read(run) for run in members]
             row[name] = statistics.fmean(values)
@@ -49,7 +54,8 @@ def table(runs: Sequence[Done]) -> list[dict[str, Any]]:
 
 
 def has_diverged(run: Done) -> bool:
-    """Say whether a run stopped because of it, or its nodes ended beyond all bounds from one another."""
+    """Say whether a run stopped because of it, or its nodes ended beyond all bounds from one
+    another."""
     apart = as_float(run.summary.get("disagreement"))
     return run.summary["stopped_because"].startswith("diverged") or apart > TOO_FAR_APART
 
@@ -80,7 +86,8 @@ def seed_of(run: Done) -> int:
 
 
 def curves(runs: Sequence[Done], label: str, measure: str = "accuracy_node_mean") -> list[Curve]:
-    """Return accuracy in percent against megabits per edge, one curve per value of the tag `label`."""
+    """Return accuracy in percent against megabits per edge, one curve per value of the tag
+    `label`."""
     groups: dict[str, list[Done]] = {}
     for run in runs:
         groups.setdefault(str(run.tags[label]), []).append(run)
@@ -88,18 +95,32 @@ def curves(runs: Sequence[Done], label: str, measure: str = "accuracy_node_mean"
     for name, members in groups.items():
         shortest = min(len(run.rows) for run in members)
         bits = [8e-6 * row["bytes_per_edge"] for row in members[0].rows[:shortest]]
-        values = [[100 * as_float(row.get(measure)) for row in run.rows[:shortest]] for run in members]
+        values = [
+            [100 * as_float(row.get(measure)) for row in run.rows[:shortest]] for run in members
+        ]
         found.append(Curve(name, np.array(bits), np.array(values)))
     return found
 
 
 def write_outcome(
-    out: Path, runs: Sequence[Done], panel: str, label: str, *, log_x: bool = True, show: Callable[[Any], str] = str
+    out: Path,
+    runs: Sequence[Done],
+    panel: str,
+    label: str,
+    *,
+    log_x: bool = True,
+    show: Callable[[Any], str] = str,
 ) -> list[Path]:
-    """Write `table.csv`, `curves.csv` and the figure with one panel per value of the tag `panel`."""
+    """Write `table.csv`, `curves.csv` and the figure with one panel per value of the tag
+    `panel`."""
     titles = dict.fromkeys(run.tags[panel] for run in runs)
-    panels = {show(value): curves([run for run in runs if run.tags[panel] == value], label) for value in titles}
-    figure = accuracy_panels(panels, "communicated Mbit per edge", "node mean accuracy, %", log_x=log_x)
+    panels = {
+        show(value): curves([run for run in runs if run.tags[panel] == value], label)
+        for value in titles
+    }
+    figure = accuracy_panels(
+        panels, "communicated Mbit per edge", "node mean accuracy, %", log_x=log_x
+    )
     return [
         write_csv(out / "table.csv", table(runs)),
         write_csv(out / "curves.csv", raw_rows(runs)),
@@ -109,7 +130,10 @@ def write_outcome(
 
 def markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Return rows as a table in Markdown; accuracies in percent, bytes in MB."""
-    lines = ["| " + " | ".join(column.replace("_", " ") for column in columns) + " |", "|---" * len(columns) + "|"]
+    lines = [
+        "| " + " | ".join(column.replace("_", " ") for column in columns) + " |",
+        "|---" * len(columns) + "|",
+    ]
     lines += ["| " + " | ".join(_cell(column, row) for column in columns) + " |" for row in rows]
     return "\n".join(lines)
 

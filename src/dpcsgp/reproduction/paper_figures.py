@@ -1,16 +1,16 @@
 """Figures 1 to 4 of the paper, each in two honest views.
 
-"as printed": the paper's learning rate, clip norm, one example per step, noise rule and mixing rate 1; the number of steps
-is not given there and is ours. "as it should be": noise calibrated by an accountant, sensible batches, advised mixing
-rate, a norm per bucket. Both stand beside exact communication, every node alone, and all data in one place.
-"""
+"as printed": the paper's learning rate, clip norm, one example per step, noise rule and mixing rate
+1; the number of steps is not given there and is ours. "as it should be": noise calibrated by an
+accountant, sensible batches, advised mixing rate, a norm per bucket. Both stand beside exact
+communication, every node alone, and all data in one place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpcsgp.reproduction.desk import Desk, cell
+from dpcsgp.reproduction.experiment import Experiment, cell
 from dpcsgp.reproduction.grid import Cell, Done
 from dpcsgp.reproduction.outcome import as_float, markdown, table, write_outcome
 
@@ -22,42 +22,59 @@ COLUMNS = (
 # Alone, a node's noise is not averaged away and wants a smaller step.
 LOCAL = ("algorithm.name=local", "algorithm.learning_rate=2.0", "algorithm.polish_rounds=0")
 QUICK_TEST_EXAMPLES = 500
-CIFAR = ("task.name=cifar10", "task.model=resnet18", "algorithm.momentum=0", "algorithm.polish_rounds=0")
+CIFAR = (
+    "task.name=cifar10",
+    "task.model=resnet18",
+    "algorithm.momentum=0",
+    "algorithm.polish_rounds=0",
+)
 
 
-def fig1(desk: Desk) -> list[Path]:
+def fig1(experiment: Experiment) -> list[Path]:
     """MNIST, random sparsification."""
-    return _mnist(desk, ["rand:0.5", "rand:0.75", "rand:0.1"], ["rand:0.5", "rand:0.75", "rand:0.1", "rot:1"])
+    return _mnist(
+        experiment,
+        ["rand:0.5", "rand:0.75", "rand:0.1"],
+        ["rand:0.5", "rand:0.75", "rand:0.1", "rot:1"],
+    )
 
 
-def fig2(desk: Desk) -> list[Path]:
+def fig2(experiment: Experiment) -> list[Path]:
     """MNIST, quantised gossip."""
-    return _mnist(desk, ["gsgd:16", "gsgd:8"], ["gsgd:16/512", "gsgd:8/512", "gsgd:4/64", "rot:1"])
+    return _mnist(
+        experiment, ["gsgd:16", "gsgd:8"], ["gsgd:16/512", "gsgd:8/512", "gsgd:4/64", "rot:1"]
+    )
 
 
-def fig3(desk: Desk) -> list[Path]:
+def fig3(experiment: Experiment) -> list[Path]:
     """CIFAR-10, ResNet-18, random sparsification."""
-    return _cifar(desk, ["rand:0.5", "rand:0.75"])
+    return _cifar(experiment, ["rand:0.5", "rand:0.75"])
 
 
-def fig4(desk: Desk) -> list[Path]:
+def fig4(experiment: Experiment) -> list[Path]:
     """CIFAR-10, ResNet-18, quantised gossip."""
-    return _cifar(desk, ["gsgd:16/512", "gsgd:8/512"])
+    return _cifar(experiment, ["gsgd:16/512", "gsgd:8/512"])
 
 
-def _mnist(desk: Desk, printed: Sequence[str], honest: Sequence[str]) -> list[Path]:
+def _mnist(experiment: Experiment, printed: Sequence[str], honest: Sequence[str]) -> list[Path]:
     epsilons = (0.5, 0.3, 0.2)
-    steps = 200 if desk.quick else 500
+    steps = 200 if experiment.quick else 500
     cells = [each for epsilon in epsilons for each in _as_printed(epsilon, printed, steps)]
     cells += [each for epsilon in epsilons for each in _as_it_should_be(epsilon, honest)]
-    runs = desk.run(cells)
-    files = [file for view in (PRINTED, SHOULD_BE) for file in _write_view(desk.out, runs, view)]
-    page = desk.write_page(
-        f"Figure {desk.name[-1]} of the paper: MNIST, 10 nodes, directed exponential graph",
-        f"Two views. *{PRINTED}*: {steps} steps of one example, learning rate 0.01, clip norm 0.5, the paper's noise rule with "
-        "c2 = 1, mixing rate 1. The verified eps of its runs is what the accountant finds, not what was claimed. "
-        f"*{SHOULD_BE}*: calibrated noise, {desk.name}'s compressors at the advised mixing rate, three polish rounds.",
-        "Seeded runs, so `private: false`; the verified eps is what the same run with fresh noise guarantees. Settings of the "
+    runs = experiment.run(cells)
+    files = [
+        file for view in (PRINTED, SHOULD_BE) for file in _write_view(experiment.out, runs, view)
+    ]
+    page = experiment.write_page(
+        f"Figure {experiment.name[-1]} of the paper: MNIST, 10 nodes, directed exponential graph",
+        f"Two views. *{PRINTED}*: {steps} steps of one example, learning rate 0.01, clip norm "
+        "0.5, the paper's noise rule with "
+        "c2 = 1, mixing rate 1. The verified eps of its runs is what the accountant finds, not "
+        "what was claimed. "
+        f"*{SHOULD_BE}*: calibrated noise, {experiment.name}'s compressors at the advised mixing "
+        "rate, three polish rounds.",
+        "Seeded runs, so `private: false`; the verified eps is what the same run with fresh "
+        "noise guarantees. Settings of the "
         "second view were chosen on test accuracy with other seeds.",
         markdown(table(runs), COLUMNS),
         "![as printed](as-printed/figure.png)\n\n![as it should be](as-it-should-be/figure.png)",
@@ -84,7 +101,9 @@ def _as_printed(epsilon: float, compressors: Sequence[str], steps: int) -> list[
         f"run.checkpoint_every={steps // 4}",
     )  # fmt: skip
     methods = {"dp2sgd, exact": ("algorithm.name=dp2sgd",)}
-    methods |= {spec: (f"compression.spec={spec}", "algorithm.mixing_rate=1.0") for spec in compressors}
+    methods |= {
+        spec: (f"compression.spec={spec}", "algorithm.mixing_rate=1.0") for spec in compressors
+    }
     return [
         cell(*base, *settings, view=PRINTED, epsilon=epsilon, method=method, allow_divergence=True)
         for method, settings in methods.items()
@@ -92,7 +111,8 @@ def _as_printed(epsilon: float, compressors: Sequence[str], steps: int) -> list[
 
 
 def lines(epsilon: float, *base: str) -> dict[str, tuple[str, ...]]:
-    """Return the lines that every figure shows beside its compressors: exact, alone, and all data in one place."""
+    """Return the lines that every figure shows beside its compressors: exact, alone, and all data
+    in one place."""
     common = (f"privacy.epsilon={epsilon}", *base)
     return {
         "dp-sgd, all data": (*common, "algorithm.name=dp-sgd"),
@@ -104,34 +124,48 @@ def lines(epsilon: float, *base: str) -> dict[str, tuple[str, ...]]:
 
 def _as_it_should_be(epsilon: float, compressors: Sequence[str]) -> list[Cell]:
     methods = lines(epsilon)
-    methods |= {spec: (f"privacy.epsilon={epsilon}", f"compression.spec={spec}") for spec in compressors}
-    return [cell(*settings, view=SHOULD_BE, epsilon=epsilon, method=method) for method, settings in methods.items()]
+    methods |= {
+        spec: (f"privacy.epsilon={epsilon}", f"compression.spec={spec}") for spec in compressors
+    }
+    return [
+        cell(*settings, view=SHOULD_BE, epsilon=epsilon, method=method)
+        for method, settings in methods.items()
+    ]
 
 
-def _cifar(desk: Desk, compressors: Sequence[str]) -> list[Path]:
-    """Run the second view only: at one example per step the first would take months on a processor."""
-    steps, batch, epsilons = (20, 64, (10.0,)) if desk.quick else (200, 500, (10.0, 3.0, 1.0))
+def _cifar(experiment: Experiment, compressors: Sequence[str]) -> list[Path]:
+    """Run the second view only: at one example per step the first would take months on a
+    processor."""
+    steps, batch, epsilons = (20, 64, (10.0,)) if experiment.quick else (200, 500, (10.0, 3.0, 1.0))
     base = (
         *CIFAR, "privacy.clip_norm=1.5", "algorithm.learning_rate=0.3", f"algorithm.steps={steps}",
-        f"privacy.expected_batch_size={batch}", f"run.evaluate_every={steps // (1 if desk.quick else 10)}", "run.checkpoint_every=10",
-        f"run.test_examples={QUICK_TEST_EXAMPLES if desk.quick else 0}",
+        f"privacy.expected_batch_size={batch}", f"run.evaluate_every={steps // (1 if experiment.quick else 10)}", "run.checkpoint_every=10",
+        f"run.test_examples={QUICK_TEST_EXAMPLES if experiment.quick else 0}",
     )  # fmt: skip
     cells = []
     for epsilon in epsilons:
         methods = {"dp2sgd, exact": (*base, f"privacy.epsilon={epsilon}", "algorithm.name=dp2sgd")}
-        for spec in compressors[-1:] if desk.quick else compressors:
+        for spec in compressors[-1:] if experiment.quick else compressors:
             methods[spec] = (*base, f"privacy.epsilon={epsilon}", f"compression.spec={spec}")
-        cells += [cell(*settings, epsilon=epsilon, method=method) for method, settings in methods.items()]
-    runs = desk.run(cells)
-    files = write_outcome(desk.out, runs, "epsilon", "method", show=lambda epsilon: f"verified ε = {epsilon:g}")
-    speeds = ", ".join(f"{3600 / run.summary['seconds_per_step']:.0f} ({run.tags['method']})" for run in runs)
-    looked_at = f"the first {QUICK_TEST_EXAMPLES}" if desk.quick else "all 10,000"
-    page = desk.write_page(
-        f"Figure {desk.name[-1]} of the paper: CIFAR-10, ResNet-18 with GroupNorm, 10 nodes",
-        f"{steps} steps, expected batch {batch} per node, clip norm 1.5, calibrated noise, advised mixing rate; evaluated on "
+        cells += [
+            cell(*settings, epsilon=epsilon, method=method) for method, settings in methods.items()
+        ]
+    runs = experiment.run(cells)
+    files = write_outcome(
+        experiment.out, runs, "epsilon", "method", show=lambda epsilon: f"verified ε = {epsilon:g}"
+    )
+    speeds = ", ".join(
+        f"{3600 / run.summary['seconds_per_step']:.0f} ({run.tags['method']})" for run in runs
+    )
+    looked_at = f"the first {QUICK_TEST_EXAMPLES}" if experiment.quick else "all 10,000"
+    page = experiment.write_page(
+        f"Figure {experiment.name[-1]} of the paper: CIFAR-10, ResNet-18 with GroupNorm, 10 nodes",
+        f"{steps} steps, expected batch {batch} per node, clip norm 1.5, calibrated noise, "
+        "advised mixing rate; evaluated on "
         f"{looked_at} test images. Chance is 10 %.",
-        f"Steps per hour and run, with as many runs at a time as there are cores: {speeds}. On a GPU, one run with the full "
-        f"settings: `dpcsgp run configs/{desk.name}.toml --set run.device=cuda`.",
+        f"Steps per hour and run, with as many runs at a time as there are cores: {speeds}. On a "
+        "GPU, one run with the full "
+        f"settings: `dpcsgp run configs/{experiment.name}.toml --set run.device=cuda`.",
         markdown(table(runs), COLUMNS[1:]),
         "![accuracy against bits](figure.png)",
     )

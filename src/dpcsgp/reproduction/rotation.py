@@ -1,4 +1,5 @@
-"""The rotated sign against the plain one: 5,000 rounds at the doctor's rate, with noise and without."""
+"""The rotated sign against the plain one: 5,000 rounds at the doctor's rate, with noise and
+without."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from dpcsgp.algorithms import DPCSGP
 from dpcsgp.compression import parse_compressor
 from dpcsgp.graphs import best_mixing_rate, directed_exponential, directed_ring, mixing_radius
 from dpcsgp.report import Curve, accuracy_panels, save_figure, write_csv
-from dpcsgp.reproduction.desk import Desk
+from dpcsgp.reproduction.experiment import Experiment
 from dpcsgp.reproduction.gossip import disagreements
 from dpcsgp.reproduction.outcome import markdown
 
@@ -20,9 +21,10 @@ GRAPHS = {"directed exponential": directed_exponential(10), "directed ring": dir
 DIM = 4096
 
 
-def rotation(desk: Desk) -> list[Path]:
-    """Run both one-bit compressors for 5,000 rounds at the rate that the doctor gives the rotated one."""
-    steps = 500 if desk.quick else 5000
+def rotation(experiment: Experiment) -> list[Path]:
+    """Run both one-bit compressors for 5,000 rounds at the rate that the doctor gives the rotated
+    one."""
+    steps = 500 if experiment.quick else 5000
     rows: list[dict[str, Any]] = []
     panels: dict[str, list[Curve]] = {}
     for graph, topology in GRAPHS.items():
@@ -30,9 +32,11 @@ def rotation(desk: Desk) -> list[Path]:
         for noise in (0.0, 1.0):
             curves = panels.setdefault(f"{graph}, {'noise' if noise else 'no noise'}", [])
             for spec in ("rot:1", "sign:512"):
-                desk.show(f"{graph}, {spec}", len(rows), 8)
+                experiment.show(f"{graph}, {spec}", len(rows), 8)
                 compressor = parse_compressor(spec)
-                path = disagreements(DPCSGP(compressor, 1.0, rate), topology, DIM, steps, noise=noise, seed=1)
+                path = disagreements(
+                    DPCSGP(compressor, 1.0, rate), topology, DIM, steps, noise=noise, seed=1
+                )
                 radius = mixing_radius(topology, compressor, rate, DIM) if spec == "rot:1" else None
                 rows.append(
                     {
@@ -41,13 +45,26 @@ def rotation(desk: Desk) -> list[Path]:
                     }
                 )  # fmt: skip
                 curves.append(_curve(spec, path))
-    desk.show("done", 8, 8)
+    experiment.show("done", 8, 8)
     figure = accuracy_panels(panels, "round", "log10 of the disagreement", log_x=True)
-    files = [write_csv(desk.out / "table.csv", rows), *save_figure(figure, desk.out / "figure")]
-    columns = ("graph", "noise_per_step", "compressor", "rate", "radius", "steps", "disagreement", "largest")
-    page = desk.write_page(
+    files = [
+        write_csv(experiment.out / "table.csv", rows),
+        *save_figure(figure, experiment.out / "figure"),
+    ]
+    columns = (
+        "graph",
+        "noise_per_step",
+        "compressor",
+        "rate",
+        "radius",
+        "steps",
+        "disagreement",
+        "largest",
+    )
+    page = experiment.write_page(
         "Rotated sign against plain sign",
-        f"10 nodes, {DIM} coordinates, one bit per coordinate, the doctor's rate for `rot:1`; disagreement per coordinate after "
+        f"10 nodes, {DIM} coordinates, one bit per coordinate, the doctor's rate for `rot:1`; "
+        "disagreement per coordinate after "
         f"{steps} rounds (fewer: it left all bounds).",
         markdown(rows, columns),
         "![disagreement against rounds](figure.png)",

@@ -1,9 +1,10 @@
-"""Theorem 1's speed-up: the squared gradient norm against the number of nodes, at fixed data per node and fixed eps.
+"""Theorem 1's speed-up: the squared gradient norm against the number of nodes, at fixed data per
+node and fixed eps.
 
-The problem is smooth and not convex: logistic regression on synthetic examples of norm one (so that no gradient is ever
-clipped) with the public, non-convex regulariser `weight * sum w^2 / (1 + w^2)`. As in the theorem, the learning rate grows
-like sqrt(n) and the left side is the squared gradient norm of the average model over all data, averaged over the steps; it
-should fall like n^(-1/2).
+The problem is smooth and not convex: logistic regression on synthetic examples of norm one (so that
+no gradient is ever clipped) with the public, non-convex regulariser `weight * sum w^2 / (1 + w^2)`.
+As in the theorem, the learning rate grows like sqrt(n) and the left side is the squared gradient
+norm of the average model over all data, averaged over the steps; it should fall like n^(-1/2).
 
 Legend: N nodes, J examples per node, E places of a batch, D coordinates.
 """
@@ -26,7 +27,7 @@ from dpcsgp.network import Simulator
 from dpcsgp.privacy import GaussianMechanism, calibrate_noise
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness, torch_seed
 from dpcsgp.report import Curve, accuracy_panels, save_figure, write_csv
-from dpcsgp.reproduction.desk import Desk
+from dpcsgp.reproduction.experiment import Experiment
 from dpcsgp.reproduction.outcome import markdown
 
 NODES = (4, 8, 16, 32, 64)
@@ -38,24 +39,38 @@ LOOK_EVERY = 5
 COMPRESSOR = "gsgd:8/64"
 
 
-def scaling(desk: Desk) -> list[Path]:
+def scaling(experiment: Experiment) -> list[Path]:
     """Fit the slope of log(squared gradient norm) against log(n); Theorem 1 says -1/2."""
-    nodes, repeats = (NODES[:4], max(desk.repeats, 2)) if desk.quick else (NODES, desk.repeats)
+    nodes, repeats = (
+        (NODES[:4], max(experiment.repeats, 2)) if experiment.quick else (NODES, experiment.repeats)
+    )
     rows: list[dict[str, Any]] = []
     total = len(nodes) * repeats
     for number in nodes:
         for seed in range(1, repeats + 1):
-            desk.show(f"{number} nodes, seed {seed}", len(rows), total)
-            rows.append({"nodes": number, "seed": seed, "squared_gradient_norm": mean_squared_gradient(number, seed)})
-    desk.show("done", total, total)
+            experiment.show(f"{number} nodes, seed {seed}", len(rows), total)
+            rows.append(
+                {
+                    "nodes": number,
+                    "seed": seed,
+                    "squared_gradient_norm": mean_squared_gradient(number, seed),
+                }
+            )
+    experiment.show("done", total, total)
     slope, low, high = fit_slope(rows)
-    files = [write_csv(desk.out / "table.csv", rows), *save_figure(_figure(rows, nodes), desk.out / "figure")]
+    files = [
+        write_csv(experiment.out / "table.csv", rows),
+        *save_figure(_figure(rows, nodes), experiment.out / "figure"),
+    ]
     verdict = "contains" if low <= -0.5 <= high else "does not contain"
-    page = desk.write_page(
+    page = experiment.write_page(
         "Theorem 1's speed-up with the number of nodes",
-        f"{EXAMPLES} examples per node, {DIM} coordinates, verified eps {EPSILON} (delta {DELTA:g}), {STEPS} steps, expected batch "
-        f"{BATCH}, `{COMPRESSOR}` at the advised rate, directed exponential graph, learning rate {RATE_AT_ONE_NODE:g} sqrt(n).",
-        f"Slope {slope:.3f}, 95 % confidence interval {low:.3f} to {high:.3f}, which {verdict} the theorem's -1/2.",
+        f"{EXAMPLES} examples per node, {DIM} coordinates, verified eps {EPSILON} (delta "
+        f"{DELTA:g}), {STEPS} steps, expected batch "
+        f"{BATCH}, `{COMPRESSOR}` at the advised rate, directed exponential graph, learning rate "
+        f"{RATE_AT_ONE_NODE:g} sqrt(n).",
+        f"Slope {slope:.3f}, 95 % confidence interval {low:.3f} to {high:.3f}, which {verdict} "
+        "the theorem's -1/2.",
         markdown(_means(rows, nodes), ["nodes", "squared_gradient_norm", "times_sqrt_n"]),
         "![squared gradient norm against nodes](figure.png)",
     )
@@ -63,11 +78,18 @@ def scaling(desk: Desk) -> list[Path]:
 
 
 def mean_squared_gradient(num_nodes: int, seed: int) -> float:
-    """Train once and return the mean over the steps of |gradient of the average model on all data|^2."""
+    """Train once and return the mean over the steps of |gradient of the average model on all
+    data|^2."""
     inputs_NJD, signs_NJ = _examples(num_nodes, seed)
     topology, compressor = directed_exponential(num_nodes), parse_compressor(COMPRESSOR)
-    algorithm = DPCSGP(compressor, RATE_AT_ONE_NODE * math.sqrt(num_nodes), best_mixing_rate(topology, compressor, DIM))
-    noise = calibrate_noise(epsilon=EPSILON, delta=DELTA, sampling_rate=BATCH / EXAMPLES, steps=STEPS)
+    algorithm = DPCSGP(
+        compressor,
+        RATE_AT_ONE_NODE * math.sqrt(num_nodes),
+        best_mixing_rate(topology, compressor, DIM),
+    )
+    noise = calibrate_noise(
+        epsilon=EPSILON, delta=DELTA, sampling_rate=BATCH / EXAMPLES, steps=STEPS
+    )
     sizes = (noise,) * num_nodes, (BATCH,) * num_nodes, (EXAMPLES,) * num_nodes
     mechanism = GaussianMechanism(LARGEST_GRADIENT, *sizes)
     network, nodes = Simulator(topology), range(num_nodes)
@@ -78,27 +100,36 @@ def mean_squared_gradient(num_nodes: int, seed: int) -> float:
             found.append(_squared_norm(algorithm.average(state), inputs_NJD, signs_NJ))
         models_ND = algorithm.model(state)
 
-        def clipped_sum(indices_NE: Tensor, present_NE: Tensor, models_ND: Tensor = models_ND) -> Tensor:
+        def clipped_sum(
+            indices_NE: Tensor, present_NE: Tensor, models_ND: Tensor = models_ND
+        ) -> Tensor:
             rows_N1 = torch.arange(num_nodes)[:, None]
-            weights_NE = _slopes(models_ND, inputs_NJD[rows_N1, indices_NE], signs_NJ[rows_N1, indices_NE]) * present_NE
+            weights_NE = (
+                _slopes(models_ND, inputs_NJD[rows_N1, indices_NE], signs_NJ[rows_N1, indices_NE])
+                * present_NE
+            )
             return torch.einsum("ne,ned->nd", weights_NE, inputs_NJD[rows_N1, indices_NE])
 
         grad_ND = mechanism.release(clipped_sum, step, private, [True] * num_nodes)
-        state = algorithm.step(state, grad_ND.add_(_regulariser_gradient(models_ND)), network, public)
+        state = algorithm.step(
+            state, grad_ND.add_(_regulariser_gradient(models_ND)), network, public
+        )
     return float(np.mean(found))
 
 
 def fit_slope(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
     """Return the least-squares slope in logarithms and its 95 % confidence interval."""
     found: Any = stats.linregress(
-        np.log([row["nodes"] for row in rows]), np.log([row["squared_gradient_norm"] for row in rows])
+        np.log([row["nodes"] for row in rows]),
+        np.log([row["squared_gradient_norm"] for row in rows]),
     )
     margin = float(stats.t.ppf(0.975, len(rows) - 2) * found.stderr)
     return float(found.slope), float(found.slope) - margin, float(found.slope) + margin
 
 
 def _examples(num_nodes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw examples of norm one, and labels that a hidden direction gets right nine times in ten."""
+    """Draw examples of norm one, and labels that a hidden direction gets right nine times in
+    ten."""
     with torch_seed(seed, "scaling"):
         hidden_D = torch.randn(DIM)
         inputs_NJD = torch.randn(num_nodes, EXAMPLES, DIM)
@@ -109,7 +140,8 @@ def _examples(num_nodes: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _slopes(models_ND: Tensor, inputs_NED: Tensor, signs_NE: Tensor) -> Tensor:
-    """Return the factor of each example's gradient: `d/ds log(1 + exp(-y s)) = -y sigmoid(-y s)`."""
+    """Return the factor of each example's gradient: `d/ds log(1 + exp(-y s)) = -y sigmoid(-y
+    s)`."""
     score_NE = torch.einsum("nd,ned->ne", models_ND, inputs_NED) * signs_NE
     return -signs_NE * torch.sigmoid(-score_NE)
 
@@ -125,16 +157,27 @@ def _squared_norm(model_D: Tensor, inputs_NJD: Tensor, signs_NJ: Tensor) -> floa
 
 
 def _means(rows: list[dict[str, Any]], nodes: tuple[int, ...]) -> list[dict[str, Any]]:
-    means = [np.mean([row["squared_gradient_norm"] for row in rows if row["nodes"] == number]) for number in nodes]
+    means = [
+        np.mean([row["squared_gradient_norm"] for row in rows if row["nodes"] == number])
+        for number in nodes
+    ]
     return [
-        {"nodes": number, "squared_gradient_norm": float(mean), "times_sqrt_n": float(mean) * math.sqrt(number)}
+        {
+            "nodes": number,
+            "squared_gradient_norm": float(mean),
+            "times_sqrt_n": float(mean) * math.sqrt(number),
+        }
         for number, mean in zip(nodes, means, strict=True)
     ]
 
 
 def _figure(rows: list[dict[str, Any]], nodes: tuple[int, ...]) -> Any:
-    columns = [[row["squared_gradient_norm"] for row in rows if row["nodes"] == number] for number in nodes]
+    columns = [
+        [row["squared_gradient_norm"] for row in rows if row["nodes"] == number] for number in nodes
+    ]
     values = np.log10(np.array(columns)).T
     reference = values[:, 0].mean() - 0.5 * np.log10(np.array(nodes) / nodes[0])
     curves = [Curve("measured", nodes, values), Curve("slope -1/2", nodes, reference[None])]
-    return accuracy_panels({"Theorem 1": curves}, "nodes", "log10 of the squared gradient norm", log_x=True)
+    return accuracy_panels(
+        {"Theorem 1": curves}, "nodes", "log10 of the squared gradient norm", log_x=True
+    )

@@ -1,4 +1,5 @@
-"""Where collaboration pays: from even data to two label shards per node, alone and together, at one verified eps."""
+"""Where collaboration pays: from even data to two label shards per node, alone and together, at one
+verified eps."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpcsgp.report import Curve, accuracy_panels, save_figure, write_csv
-from dpcsgp.reproduction.desk import Desk, cell
+from dpcsgp.reproduction.experiment import Experiment, cell
 from dpcsgp.reproduction.grid import Cell, Done
 from dpcsgp.reproduction.outcome import markdown, raw_rows, table
 from dpcsgp.reproduction.paper_figures import LOCAL
@@ -27,31 +28,44 @@ TOGETHER = (
 METHODS = {
     "local, no messages": (*LOCAL,),
     "DP-CSGP, 4 bits": (*TOGETHER, "compression.spec=rot:4"),
-    "DP-CSGP, 4 bits, by examples": (*TOGETHER, "compression.spec=rot:4", "algorithm.node_weights=examples"),
+    "DP-CSGP, 4 bits, by examples": (
+        *TOGETHER,
+        "compression.spec=rot:4",
+        "algorithm.node_weights=examples",
+    ),
     "dp2sgd, exact": (*TOGETHER, "algorithm.name=dp2sgd"),
     "dp-sgd, all data": (*TOGETHER, "algorithm.name=dp-sgd"),
 }
 
 
-def skew(desk: Desk) -> list[Path]:
+def skew(experiment: Experiment) -> list[Path]:
     """Compare all methods on all partitions."""
-    partitions = dict(list(PARTITIONS.items())[::4]) if desk.quick else PARTITIONS
-    runs = desk.run([_cell(name, spec, method) for name, spec in partitions.items() for method in METHODS])
+    partitions = dict(list(PARTITIONS.items())[::4]) if experiment.quick else PARTITIONS
+    runs = experiment.run(
+        [_cell(name, spec, method) for name, spec in partitions.items() for method in METHODS]
+    )
     rows = table(runs)
-    files = [write_csv(desk.out / "table.csv", rows), write_csv(desk.out / "curves.csv", raw_rows(runs))]
-    files += save_figure(_figure(runs, list(partitions)), desk.out / "figure")
+    files = [
+        write_csv(experiment.out / "table.csv", rows),
+        write_csv(experiment.out / "curves.csv", raw_rows(runs)),
+    ]
+    files += save_figure(_figure(runs, list(partitions)), experiment.out / "figure")
     columns = (
         "data", "method", "accuracy_node_mean", "accuracy_node_min", "accuracy_average_model", "bytes_per_edge",
         "epsilon_verified", "repeats",
     )  # fmt: skip
-    page = desk.write_page(
+    page = experiment.write_page(
         "Skewed data: where collaboration pays",
-        "MNIST, 784-128-10, 10 nodes, directed exponential graph, verified eps 0.5. *Two shards*: sorted by label, two "
-        "pieces per node, so that a node sees about two of the ten digits. Test accuracy on all ten.",
+        "MNIST, 784-128-10, 10 nodes, directed exponential graph, verified eps 0.5. *Two "
+        "shards*: sorted by label, two "
+        "pieces per node, so that a node sees about two of the ten digits. Test accuracy on all "
+        "ten.",
         markdown(rows, columns),
         "![node mean and worst node](figure.png)",
-        "`dp-sgd` holds all data in one place and is the same run in every row. *By examples*: a node counts in proportion to its "
-        "declared number of examples (`algorithm.node_weights`). A Dirichlet split leaves some nodes with few examples, whose noise "
+        "`dp-sgd` holds all data in one place and is the same run in every row. *By examples*: a "
+        "node counts in proportion to its "
+        "declared number of examples (`algorithm.node_weights`). A Dirichlet split leaves some "
+        "nodes with few examples, whose noise "
         "then drowns everybody's gradient if all count equally.",
     )
     return [*files, page]
@@ -59,12 +73,17 @@ def skew(desk: Desk) -> list[Path]:
 
 def _cell(name: str, spec: str, method: str) -> Cell:
     central = METHODS[method][-1] == "algorithm.name=dp-sgd"
-    return cell(*METHODS[method], f"task.partition={'iid' if central else spec}", data=name, method=method)
+    return cell(
+        *METHODS[method], f"task.partition={'iid' if central else spec}", data=name, method=method
+    )
 
 
 def _figure(runs: list[Done], names: list[str]) -> Figure:
     panels: dict[str, list[Curve]] = {}
-    for title, key in (("mean over nodes", "accuracy_node_mean"), ("worst node", "accuracy_node_min")):
+    for title, key in (
+        ("mean over nodes", "accuracy_node_mean"),
+        ("worst node", "accuracy_node_min"),
+    ):
         panels[title] = [
             Curve(method, np.arange(len(names)) + 1.0, np.array(_values(runs, method, names, key)))
             for method in METHODS
@@ -79,7 +98,11 @@ def _figure(runs: list[Done], names: list[str]) -> Figure:
 def _values(runs: list[Done], method: str, names: list[str], key: str) -> list[list[float]]:
     """Return accuracy in percent, one row per repeat, one column per partition."""
     columns = [
-        [100 * run.summary[key] for run in runs if run.tags["method"] == method and run.tags["data"] == name]
+        [
+            100 * run.summary[key]
+            for run in runs
+            if run.tags["method"] == method and run.tags["data"] == name
+        ]
         for name in names
     ]
     return [list(values) for values in zip(*columns, strict=True)]

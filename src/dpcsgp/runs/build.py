@@ -1,4 +1,5 @@
-"""From a checked design to a run: data, secret keys, ledger and files of the nodes that this process hosts."""
+"""From a checked design to a run: data, secret keys, ledger and files of the nodes that this
+process hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dpcsgp.runs.design import Blueprint, Facts, refuse_own
+from dpcsgp.runs.facts import Facts, refuse_own
+from dpcsgp.runs.design import RunDesign
 from dpcsgp.records.checkpoint import CheckpointFolder
 from dpcsgp.config import Config, per_node
 from dpcsgp.privacy import (
@@ -37,8 +39,9 @@ from dpcsgp.training import Run, TrainingNetwork
 from dpcsgp.training import Schedule as TrainingSchedule
 
 
-class TaskData(Protocol):
-    """The data of a run: what is public about them, and the task of the nodes that a process hosts."""
+class RunData(Protocol):
+    """The data of a run: what is public about them, and the task of the nodes that a process
+    hosts."""
 
     @property
     def facts(self) -> Facts:
@@ -65,7 +68,7 @@ class Data:
         return Classification.split(module, self.inputs, self.labels, [self.parts[node] for node in nodes], self.test)
 
 
-def load_data(config: Config, progress: Any = None) -> Data:
+def load_builtin_data(config: Config, progress: Any = None) -> Data:
     """Load, map to public features and split; `dp-sgd` gets everything in one place."""
     refuse_own(config)
     features = parse_features(config.task.features)
@@ -86,22 +89,22 @@ def new_run_id() -> str:
     return secrets.token_hex(8)
 
 
-def assemble(
-    blueprint: Blueprint,
-    data: TaskData,
+def build_run(
+    design: RunDesign,
+    data: RunData,
     network: TrainingNetwork,
     out: Path,
     run_id: str,
     part: int = 0,
     num_parts: int = 1,
 ) -> Run:
-    """Add data, keys, ledger and files to a blueprint, for the nodes that this process hosts."""
-    config, nodes = blueprint.config, network.nodes
+    """Add data, keys, ledger and files to a design, for the nodes that this process hosts."""
+    config, nodes = design.config, network.nodes
     privacy = config.privacy
-    mechanism = _hosted(blueprint.mechanism, nodes)
-    task = data.task(blueprint.module, nodes).to(config.run.device)
+    mechanism = _hosted(design.mechanism, nodes)
+    task = data.task(design.module, nodes).to(config.run.device)
     public = PublicRandomness(config.run.seed, nodes)
-    deltas = [per_node(privacy.delta, len(blueprint.facts.num_examples))[node] for node in nodes]
+    deltas = [per_node(privacy.delta, len(design.facts.num_examples))[node] for node in nodes]
     private = PrivateRandomness.fresh(nodes) if privacy.seed is None else PrivateRandomness.seeded(privacy.seed, nodes)
     ledger = LedgerBook(
         out / "ledger",
@@ -114,24 +117,24 @@ def assemble(
     )
     return Run(
         task=task,
-        engine=clipping_engine(blueprint.module, task.loss, config.task.augmentation_multiplicity),
+        engine=clipping_engine(design.module, task.loss, config.task.augmentation_multiplicity),
         mechanism=mechanism,
         budget=_budget(config, mechanism, nodes, ledger, deltas),
         ledger=ledger,
-        algorithm=blueprint.algorithm,
-        polish=blueprint.polish,
+        algorithm=design.algorithm,
+        polish=design.polish,
         network=network,
         public=public,
         private=private,
         recorder=Recorder(out, part, num_parts),
         schedule=_schedule(config),
         epsilon_spent=lambda: [composed_epsilon(ledger.releases(n), d) for n, d in zip(nodes, deltas, strict=True)],
-        anchor_D=blueprint.anchor_D,
+        anchor_D=design.anchor_D,
         attempt=ledger.next_attempt(),
         checkpoints=CheckpointFolder(out / "checkpoint", run_id, part, num_parts, config=config.fingerprint()),
         hosts_all=num_parts == 1,
         augment=_augmentation(config),
-        node_weights=node_weights(config, blueprint.facts.num_examples, nodes),
+        node_weights=node_weights(config, design.facts.num_examples, nodes),
     )
 
 
@@ -142,11 +145,12 @@ def _augmentation(config: Config) -> Augmentation | None:
 
 
 def node_weights(config: Config, num_examples: Sequence[int], nodes: Sequence[int]) -> tuple[float, ...] | None:
-    """Return the hosted nodes' factors J_i / mean(J) for declared sizes J, or None where every node counts equally.
+    """Return the hosted nodes' factors J_i / mean(J) for declared sizes J, or None where every node
+    counts equally.
 
-    The average over all n nodes of J_i / mean(J) times g_i is sum_i J_i g_i / sum_i J_i: what one node with everybody's
-    examples would have. The sizes are declared and public, so nothing further is released; noise is scaled with them.
-    """
+    The average over all n nodes of J_i / mean(J) times g_i is sum_i J_i g_i / sum_i J_i: what one
+    node with everybody's examples would have. The sizes are declared and public, so nothing further
+    is released; noise is scaled with them. """
     if config.algorithm.node_weights == "equal":
         return None
     mean = sum(num_examples) / len(num_examples)
@@ -165,7 +169,8 @@ def _hosted(mechanism: GaussianMechanism, nodes: Sequence[int]) -> GaussianMecha
 def _budget(
     config: Config, mechanism: GaussianMechanism, nodes: Sequence[int], ledger: LedgerBook, deltas: Sequence[float]
 ) -> Budget:
-    """Enforce budgets where noise was calibrated for them; the paper's rule and no noise make no verified promise."""
+    """Enforce budgets where noise was calibrated for them; the paper's rule and no noise make no
+    verified promise."""
     if config.privacy.noise != "calibrated":
         return Budget.unlimited(nodes)
     epsilons = per_node(config.privacy.epsilon, len(config_nodes(config)))

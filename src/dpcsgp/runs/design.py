@@ -1,8 +1,7 @@
 """From settings to the checked design of a run; every check comes before any budget is spent.
 
-Only public facts are needed (settings, declared sizes, shapes), so planning uses it too; `assembly` adds data, secret keys
-and files.
-"""
+Only public facts are needed (settings, declared sizes, shapes), so planning uses it too; `assembly`
+adds data, secret keys and files. """
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp import graphs
-from dpcsgp.algorithms import DPCSGP, DPSGD, SGP, Algorithm, ChocoSGD, DPBlock, LinearDecay, Local, Schedule
+from dpcsgp.algorithms import DPCSGP, DecentralizedSGD, SGP, Algorithm, ChocoSGD, DPBlock, LinearDecay, Local, Schedule
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
 from dpcsgp.errors import ConfigError, UnstableError
@@ -39,6 +38,7 @@ from dpcsgp.privacy import (
 )
 from dpcsgp.privacy.model_checks import check_model
 from dpcsgp.randomness import torch_seed
+from dpcsgp.runs.facts import Facts, refuse_own
 from dpcsgp.tasks import (
     build_model,
     check_augmentation,
@@ -46,16 +46,7 @@ from dpcsgp.tasks import (
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is public about the data: shapes, and each node's declared number of examples (0 classes: own module)."""
-
-    input_shape: tuple[int, ...]
-    num_classes: int
-    num_examples: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Blueprint:
+class RunDesign:
     """A checked design of a run, from public facts alone."""
 
     config: Config
@@ -120,20 +111,13 @@ def check_device(name: str) -> None:
     except RuntimeError:
         raise ConfigError(f"run.device = {name!r}: no such device; try 'cpu' or 'cuda'") from None
     if kind != "cpu" and not (kind == "cuda" and torch.cuda.is_available()):
-        raise ConfigError(f"run.device = {name!r}: torch sees no such device on this machine; set run.device = 'cpu'")
+        raise ConfigError(f"run.device = {name!r}: torch sees no such device on this machine; "
+                          "set run.device = 'cpu'")
 
 
-def refuse_own(config: Config) -> None:
-    """Refuse settings whose model and data only a script knows."""
-    if config.task.name == "own":
-        raise ConfigError(
-            'task.name = "own": model and data of this run live in a Python script; run that script '
-            "(dpcsgp.train(..., resume=True) continues a run), or choose one of mnist, fashion_mnist, cifar10, digits"
-        )
-
-
-def design(config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None) -> Blueprint:
-    """Check everything that can be checked without data and return the parts; `module` is the user's own, if any."""
+def design_run(config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None) -> RunDesign:
+    """Check everything that can be checked without data and return the parts; `module` is the
+    user's own, if any."""
     check_device(config.run.device)
     topology = build_topology(config)
     compressor = parse_compressor(config.compression.spec)
@@ -148,7 +132,7 @@ def design(config: Config, facts: Facts, allow_divergence: bool = False, module:
     anchor_D = ParameterLayout.of(module).flatten(module)
     rate, radius = _mixing(config, topology, compressor, anchor_D.numel(), allow_divergence)
     algorithm = build_algorithm(config, compressor, rate)
-    return Blueprint(
+    return RunDesign(
         config, facts, topology, module, anchor_D, algorithm,
         _polish_algorithm(config, algorithm, polish_compressor, topology, anchor_D.numel()),
         build_mechanism(config, facts.num_examples), rate, radius,
@@ -161,7 +145,8 @@ def _warn_about_delta(config: Config, num_examples: Sequence[int]) -> None:
     for node, (delta, total) in enumerate(zip(deltas, num_examples, strict=True)):
         if total and delta * total >= 1 and config.privacy.noise != "none":
             warnings.warn(
-                f"privacy.delta = {delta:g} for the {total} examples of node {node}: a mechanism that publishes one of them outright "
+                f"privacy.delta = {delta:g} for the {total} examples of node {node}: a mechanism "
+                "that publishes one of them outright "
                 f"would satisfy it; choose delta well below {1 / total:.2g}",
                 stacklevel=3,
             )
@@ -186,7 +171,8 @@ def _mixing(
 
 
 def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence: bool) -> None:
-    """Refuse quantised blocks whose disagreement grows; warn of those that leave the nodes far apart or have no law."""
+    """Refuse quantised blocks whose disagreement grows; warn of those that leave the nodes far
+    apart or have no law."""
     settings = config.algorithm
     specs = {"compression.spec": config.compression.spec}
     if settings.polish_compression and settings.polish_rounds:
@@ -199,13 +185,15 @@ def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence
         remedy = "use 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
         if radius >= 1.0 and not allow_divergence:
             raise UnstableError(
-                f"{where}: the disagreement grows by a factor of {radius:.4f} a round; {remedy}. To run it all the same: "
+                f"{where}: the disagreement grows by a factor of {radius:.4f} a round; {remedy}. "
+                "To run it all the same: "
                 "--allow-divergence"
             )
         if not spread <= LARGEST_SPREAD:
             law = "no law says how far apart the nodes stay" if math.isnan(spread) else f"nodes stay {spread:.0%} apart"
             warnings.warn(
-                f"{where}: {law}, because whole values are compressed and not differences; {remedy}", stacklevel=4
+                f"{where}: {law}, because whole values are compressed and not differences; "
+                f"{remedy}", stacklevel=4
             )
 
 
@@ -216,7 +204,7 @@ def build_algorithm(config: Config, compressor: Compressor, mixing_rate: float |
     if settings.name in ("dp-sgp", "sgp"):
         return SGP(rate)
     if settings.name in ("dp2sgd", "d-psgd"):
-        return DPSGD(rate)
+        return DecentralizedSGD(rate)
     if settings.name in ("local", "dp-sgd"):
         return Local(rate)
     if settings.name == "dp-block":
@@ -243,7 +231,8 @@ def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMech
         max(1, total // 3) if batch == "auto" else batch
         for batch, total in zip(per_node(privacy.expected_batch_size, num_nodes), num_examples, strict=True)
     )
-    # Constructed once without noise: a batch larger than the data is refused before the accountant is asked.
+    # Constructed once without noise: a batch larger than the data is refused before the accountant
+    # is asked.
     quiet = GaussianMechanism(privacy.clip_norm, (0.0,) * num_nodes, batches, tuple(num_examples), privacy.sampling)
     if privacy.noise == "none":
         return quiet

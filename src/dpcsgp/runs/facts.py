@@ -1,25 +1,49 @@
-"""What is public about a task before anybody opens its data: shapes, classes, and declared numbers of examples."""
+"""What is public about a task before anybody opens its data: shapes, classes, and declared numbers
+of examples."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
-from dpcsgp.runs.design import Facts, refuse_own
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
 from dpcsgp.tasks import parse_features
 from dpcsgp.tasks.downloads.catalogue import PUBLISHED
 
-DIGITS_SHAPE: Final = (1500, 1, 8, 8)  # training images of `digits`, inside scikit-learn: no catalogue
+# training images of `digits`, inside scikit-learn: no catalogue
+DIGITS_SHAPE: Final = (1500, 1, 8, 8)
 DIGITS_CLASSES: Final = 10
 
 
-def declared_facts(config: Config, num_examples: int | None = None) -> Facts:
-    """Return shapes and sizes from the catalogue; `num_examples` per node replaces an even share of the published ones.
+@dataclass(frozen=True)
+class Facts:
+    """What is public about the data: shapes, and each node's declared number of examples (0
+    classes: own module)."""
 
-    Only the catalogue is read, never a data file. Sizes are those of an even split: a skewed partition's are not known
-    without labels.
+    input_shape: tuple[int, ...]
+    num_classes: int
+    num_examples: tuple[int, ...]
+
+
+def refuse_own(config: Config) -> None:
+    """Refuse settings whose model and data only a script knows."""
+    if config.task.name == "own":
+        raise ConfigError(
+            'task.name = "own": model and data of this run live in a Python script; run that '
+            'script '
+            "(dpcsgp.train(..., resume=True) continues a run), or choose one of mnist, "
+            "fashion_mnist, cifar10, digits"
+        )
+
+
+def declared_facts(config: Config, num_examples: int | None = None) -> Facts:
+    """Return shapes and sizes from the catalogue; `num_examples` per node replaces an even share of
+    the published ones.
+
+    Only the catalogue is read, never a data file. Sizes are those of an even split: a skewed
+    partition's are not known without labels.
 
     >>> declared_facts(Config()).num_examples[:2]
     (6000, 6000)
@@ -35,7 +59,8 @@ def declared_facts(config: Config, num_examples: int | None = None) -> Facts:
     if num_examples is not None and num_examples < 1:
         raise ConfigError(f"--num-examples {num_examples}: expected at least 1 example per node")
     if num_examples is None and total < num_nodes:
-        raise ConfigError(f"graph.num_nodes = {num_nodes}: {name} has {total} examples; use at most {total} nodes")
+        raise ConfigError(f"graph.num_nodes = {num_nodes}: {name} has {total} examples; use at "
+                          f"most {total} nodes")
     extra = 0 if num_examples is not None else total % num_nodes
     share = num_examples if num_examples is not None else total // num_nodes
     sizes = tuple(share + (node < extra) for node in range(num_nodes))

@@ -1,8 +1,7 @@
 """The results folder: settings, environment, rows, ledger, checkpoints, model and summary.
 
-`summary.json` holds the three numbers that must be trusted: eps as verified by the accountant from the ledger, bytes as
-counted when frames were sent, accuracy on public test data.
-"""
+`summary.json` holds the three numbers that must be trusted: eps as verified by the accountant from
+the ledger, bytes as counted when frames were sent, accuracy on public test data. """
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dpcsgp.runs.build import new_run_id
-from dpcsgp.runs.design import Blueprint
+from dpcsgp.runs.design import RunDesign
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, load_config, per_node, to_toml
 from dpcsgp.errors import ConfigError
@@ -37,16 +36,19 @@ class ResultsFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config) -> ResultsFolder:
-        """Start a new folder; one that already holds a run is refused, so that nothing is overwritten."""
+        """Start a new folder; one that already holds a run is refused, so that nothing is
+        overwritten."""
         if (path / "config.toml").exists():
-            raise ConfigError(f"--out {path} already holds a run; continue it with --resume, or name another folder")
+            raise ConfigError(f"--out {path} already holds a run; continue it with --resume, or "
+                              "name another folder")
         folder = cls(path, new_run_id())
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / "environment.json", {"run_id": folder.run_id, **environment()})
             write_atomically(path / "config.toml", to_toml(config).encode())
         except OSError as error:
-            raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another folder") from None
+            raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another "
+                              "folder") from None
         return folder
 
     @classmethod
@@ -55,27 +57,30 @@ class ResultsFolder:
         try:
             run_id = json.loads((path / "environment.json").read_text())["run_id"]
         except (OSError, ValueError, KeyError):
-            raise ConfigError(f"--resume: {path} holds no run (environment.json is missing or damaged)") from None
+            raise ConfigError(f"--resume: {path} holds no run (environment.json is missing or "
+                              "damaged)") from None
         return cls(path, run_id), load_config(path / "config.toml")
 
     @classmethod
     def join(cls, path: Path, config: Config, run_id: str) -> ResultsFolder:
-        """Use the folder that rank 0 made; on a machine that does not share its disk, make one of the same run."""
+        """Use the folder that rank 0 made; on a machine that does not share its disk, make one of
+        the same run."""
         if not (path / "environment.json").exists():
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / "environment.json", {"run_id": run_id, **environment()})
             write_atomically(path / "config.toml", to_toml(config).encode())
         return cls(path, run_id)
 
-    def finish(self, blueprint: Blueprint, run: Run, progress: Progress) -> dict[str, Any]:
+    def finish(self, design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]:
         """Write the model and the summary of a run that one process hosted; return the summary."""
         self.write_model(run.algorithm.average(progress.state), run.algorithm.model(progress.state))
-        summary = summarise(blueprint, run.recorder.rows[-1], progress, releases(run), run.private.reproducible)
+        summary = summarise(design, run.recorder.rows[-1], progress, releases(run), run.private.reproducible)
         write_json(self.path / "summary.json", summary)
         return summary
 
     def write_model(self, average_D: Tensor, models_ND: Tensor) -> None:
-        """Write the average model and every node's model as flat vectors in the order of the module's parameters."""
+        """Write the average model and every node's model as flat vectors in the order of the
+        module's parameters."""
         tensors = {"average_model": average_D.cpu().contiguous(), "node_models": models_ND.cpu().contiguous()}
         write_atomically(self.path / "model.safetensors", save(tensors))
 
@@ -85,23 +90,24 @@ def releases(run: Run) -> list[int]:
     return [sum(count for _, count in run.ledger.releases(node)) for node in run.network.nodes]
 
 
-def theorem_satisfied(blueprint: Blueprint) -> bool | None:
-    """Say whether the compressor's omega is within what Theorem 1 permits; None if nothing is compressed."""
-    if blueprint.mixing_rate is None:
+def theorem_satisfied(design: RunDesign) -> bool | None:
+    """Say whether the compressor's omega is within what Theorem 1 permits; None if nothing is
+    compressed."""
+    if design.mixing_rate is None:
         return None
-    if blueprint.topology.num_nodes == 1:
+    if design.topology.num_nodes == 1:
         return True
-    constants = graph_constants(blueprint.topology, blueprint.mixing_rate)
-    compressor = parse_compressor(blueprint.config.compression.spec)
-    return compressor.omega_squared(blueprint.dim) <= constants.largest_omega_spectral**2
+    constants = graph_constants(design.topology, design.mixing_rate)
+    compressor = parse_compressor(design.config.compression.spec)
+    return compressor.omega_squared(design.dim) <= constants.largest_omega_spectral**2
 
 
 def summarise(
-    blueprint: Blueprint, row: Mapping[str, Any], progress: Progress, counts: list[int], seeded: bool
+    design: RunDesign, row: Mapping[str, Any], progress: Progress, counts: list[int], seeded: bool
 ) -> dict[str, Any]:
     """Put together what was released, sent and reached."""
-    config, state = blueprint.config, progress.state
-    num_nodes = blueprint.topology.num_nodes
+    config, state = design.config, progress.state
+    num_nodes = design.topology.num_nodes
     epsilon = max(row["epsilon_nodes"])
     claimed = max(per_node(config.privacy.epsilon, num_nodes)) if config.privacy.noise != "none" else math.inf
     claims = [per_node(config.privacy.epsilon, num_nodes)[node] for node in row["nodes"]]
@@ -117,25 +123,25 @@ def summarise(
         "partition": config.task.partition,
         "graph": config.graph.name,
         "num_nodes": num_nodes,
-        "num_coordinates": blueprint.dim,
+        "num_coordinates": design.dim,
         "steps": state.step,
         "compression": config.compression.spec,
-        "mixing_rate": blueprint.mixing_rate,
-        "mixing_radius": blueprint.mixing_radius,
-        "theorem_satisfied": theorem_satisfied(blueprint),
+        "mixing_rate": design.mixing_rate,
+        "mixing_radius": design.mixing_radius,
+        "theorem_satisfied": theorem_satisfied(design),
         "private": not seeded and math.isfinite(epsilon) and kept,
         "seeded": seeded,
         "epsilon": epsilon,
         "epsilon_claimed": claimed,
         "delta": max(per_node(config.privacy.delta, num_nodes)),
         "neighbouring_relation": neighbouring_relation(config.privacy.sampling),
-        "noise_multiplier": list(blueprint.mechanism.noise_multipliers),
+        "noise_multiplier": list(design.mechanism.noise_multipliers),
         "releases": counts,
         **{key: value for key, value in row.items() if key.endswith(("_node_mean", "_node_min", "_average_model"))},
         "disagreement": row.get("disagreement"),
         "bytes_per_edge": row["bytes_per_edge"],
         "bytes_sent_per_node": max(row["bytes_sent_nodes"]),
-        "bits_paper": blueprint.paper_bits(state.round - polished, polished),
+        "bits_paper": design.paper_bits(state.round - polished, polished),
         "seconds": row["seconds"],
         "seconds_per_step": row["seconds"] / max(state.step, 1),
         "stopped_because": progress.stopped_because,

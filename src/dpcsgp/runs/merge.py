@@ -1,10 +1,10 @@
 """Many processes, one results folder: rows, models and summaries of all parts are put together.
 
-Processes that see the same folder write one set of results in it; on machines that share no disk each folder gets the
-rows of all nodes and the models of its own.
+Processes that see the same folder write one set of results in it; on machines that share no disk
+each folder gets the rows of all nodes and the models of its own.
 
-Legend: N nodes, D coordinates; a tensor whose name has `_N` in it has one row per node of its process.
-"""
+Legend: N nodes, D coordinates; a tensor whose name has `_N` in it has one row per node of its
+process. """
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 
-from dpcsgp.runs.design import Blueprint
+from dpcsgp.runs.design import RunDesign
 from dpcsgp.records.files import write_atomically
 from dpcsgp.records.metrics import plain, write_json
 from dpcsgp.runs.folder import ResultsFolder, releases, summarise
 from dpcsgp.training import Progress, Run
 
 _FINAL = ("_node_mean", "_node_min", "_average_model")
-_NOT_SHOWN = ("x_hat_ND", "pull_ND")  # parts of a state that neither the models nor their average depend on
+# parts of a state that neither the models nor their average depend on
+_NOT_SHOWN = ("x_hat_ND", "pull_ND")
 _MOST_BYTES = 10**9
 
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """Finds out which ranks write to the same folder: each leaves a mark under a name that only this start knows."""
+    """Finds out which ranks write to the same folder: each leaves a mark under a name that only
+    this start knows."""
 
     path: Path
     rank: int
@@ -58,7 +60,8 @@ class SharedFolder:
 
 @dataclass(frozen=True)
 class StateFiles:
-    """States of one process at its evaluations and at the end, for whoever averages the models of all processes."""
+    """States of one process at its evaluations and at the end, for whoever averages the models of
+    all processes."""
 
     path: Path
     part: int
@@ -66,11 +69,11 @@ class StateFiles:
     every_row: bool = True  # False: only the last row gets to know the average model
 
     @classmethod
-    def of(cls, folder: Path, part: int, num_parts: int, blueprint: Blueprint) -> StateFiles:
+    def of(cls, folder: Path, part: int, num_parts: int, design: RunDesign) -> StateFiles:
         """Keep the state at every evaluation if those of all nodes fit into a gigabyte."""
-        config = blueprint.config
+        config = design.config
         evaluations = 1 + config.algorithm.steps // (config.run.evaluate_every or config.algorithm.steps)
-        fits = evaluations * 4 * blueprint.dim * blueprint.topology.num_nodes <= _MOST_BYTES
+        fits = evaluations * 4 * design.dim * design.topology.num_nodes <= _MOST_BYTES
         return cls(folder / "checkpoint", part, num_parts, fits)
 
     def name(self, moment: int | str, part: int) -> Path:
@@ -86,7 +89,8 @@ class StateFiles:
         write_atomically(self.name(moment, self.part), save(tensors))
 
     def joined(self, moment: int | str, ranks: Sequence[int], template: Any) -> Any:
-        """Return the state of these ranks' nodes together, otherwise like the template; None if a part is missing."""
+        """Return the state of these ranks' nodes together, otherwise like the template; None if a
+        part is missing."""
         files = [self.name(moment, rank) for rank in ranks]
         if not all(file.exists() for file in files):
             return None
@@ -101,10 +105,11 @@ class StateFiles:
                 file.unlink(missing_ok=True)
 
 
-def write_part(blueprint: Blueprint, run: Run, progress: Progress, states: StateFiles) -> dict[str, Any]:
-    """Write this process's final state beside its snapshots; return its rows and summary for merging."""
+def write_part(design: RunDesign, run: Run, progress: Progress, states: StateFiles) -> dict[str, Any]:
+    """Write this process's final state beside its snapshots; return its rows and summary for
+    merging."""
     states.keep("final", progress.state)
-    summary = summarise(blueprint, run.recorder.rows[-1], progress, releases(run), run.private.reproducible)
+    summary = summarise(design, run.recorder.rows[-1], progress, releases(run), run.private.reproducible)
     return {"rows": plain(run.recorder.rows), "summary": plain(summary)}
 
 
@@ -116,7 +121,8 @@ def merge_parts(
     states: StateFiles,
     ranks: Sequence[int],
 ) -> dict[str, Any]:
-    """Write `metrics.jsonl`, `model.safetensors` and `summary.json` as one process would have; return the summary.
+    """Write `metrics.jsonl`, `model.safetensors` and `summary.json` as one process would have;
+    return the summary.
 
     `ranks` are those whose states are in this folder.
     """
@@ -139,7 +145,8 @@ def merge_parts(
 
 
 def _add_average(row: dict[str, Any], run: Run, state: Any) -> None:
-    """Add what only somebody with all models can tell: the average model's score, and the disagreement."""
+    """Add what only somebody with all models can tell: the average model's score, and the
+    disagreement."""
     if state is None:
         return
     models_ND = run.algorithm.model(state)
@@ -154,7 +161,8 @@ def merge_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for key in [key for key in merged if key == "nodes" or key.endswith("_nodes")]:
         merged[key] = [value for row in rows for value in row[key]]
         if f"{key[:-1]}_mean" in merged:
-            values = torch.tensor(merged[key])  # the same sum in the same precision as in one process
+            # the same sum in the same precision as in one process
+            values = torch.tensor(merged[key])
             merged[f"{key[:-1]}_mean"], merged[f"{key[:-1]}_min"] = float(values.mean()), float(values.min())
     if "residual_ratio" in merged:
         sizes = [len(row["bytes_sent_nodes"]) for row in rows]

@@ -1,7 +1,8 @@
-"""A user's own task: the data of the hosted nodes, and the checks of model, loss and data that come before any release.
+"""A user's own task: the data of the hosted nodes, and the checks of model, loss and data that come
+before any release.
 
-The model is probed on test data or on random inputs, never on private data; data errors name node and example and are
-raised where the data are.
+The model is probed on test data or on random inputs, never on private data; data errors name node
+and example and are raised where the data are.
 
 Legend: J examples.
 """
@@ -17,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dpcsgp.runs.design import Facts
+from dpcsgp.runs.facts import Facts
 from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
 from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
 from dpcsgp.tasks import LossPerExample, Supervised
@@ -28,7 +29,7 @@ from dpcsgp.tasks.supervised import LOSSES, Metric
 
 @final
 @dataclass(frozen=True)
-class OwnData:
+class UserData:
     """The examples of the hosted nodes, public test data, and what is measured on these."""
 
     parts: dict[int, tuple[Tensor, Tensor]]
@@ -47,7 +48,7 @@ class OwnData:
         metrics: Mapping[str, Metric],
         num_examples: Sequence[int] | None = None,
         test_examples: int = 0,
-    ) -> OwnData:
+    ) -> UserData:
         """Read the data of the hosted nodes; of the others at most the lengths are looked at.
 
         `test_examples` keeps only so many of the test examples (0: all).
@@ -60,7 +61,8 @@ class OwnData:
         known = {**{f"node {node}": part for node, part in parts.items()}, **({"test_data": test} if test else {})}
         if not known:
             raise ConfigError(
-                f"nodes {', '.join(map(str, hosted))} of this process have no data: give test_data, so that it knows shapes"
+                f"nodes {', '.join(map(str, hosted))} of this process have no data: give "
+                "test_data, so that it knows shapes"
             )
         _refuse_differences(known)
         if test and test_examples:
@@ -86,8 +88,8 @@ class OwnData:
     def check(self, module: nn.Module, batch_sizes: Sequence[int] = ()) -> None:
         """Refuse a model, loss or labels that do not fit together or cannot be trained privately.
 
-        `batch_sizes` are the expected ones of the run: what happens only in batches of such a size is found too.
-        """
+        `batch_sizes` are the expected ones of the run: what happens only in batches of such a size
+        is found too. """
         inputs, targets = self.example
         sizes = sorted(set(batch_sizes), reverse=True)
         try:
@@ -100,14 +102,16 @@ class OwnData:
         except Exception as error:
             tried = "test inputs" if self.test else "random inputs (give test_data to have it tried on real ones)"
             raise ModelError(
-                f"model and loss fail on {tried} of shape {tuple(inputs.shape)} ({inputs.dtype}) with targets of "
+                f"model and loss fail on {tried} of shape {tuple(inputs.shape)} ({inputs.dtype}) "
+                "with targets of "
                 f"shape {tuple(targets.shape)} ({targets.dtype}): {error}"
             ) from error
         if not inputs.is_floating_point() or not targets.is_floating_point():
             self._check_whole_numbers(module)
 
     def _check_whole_numbers(self, module: nn.Module) -> None:
-        """Refuse examples that model or loss choke on, such as a word past the vocabulary, before anything is released."""
+        """Refuse examples that model or loss choke on, such as a word past the vocabulary, before
+        anything is released."""
         probe = copy.deepcopy(module).eval()
         for node, (inputs, targets) in self.parts.items():
             for start in range(0, len(inputs), EVALUATION_BATCH):
@@ -117,7 +121,8 @@ class OwnData:
                 for index in range(start, min(start + EVALUATION_BATCH, len(inputs))):
                     error = self._fails(probe, inputs[index : index + 1], targets[index : index + 1])
                     if error is not None:
-                        raise DataError(f"node {node}, example {index}: model and loss fail on it ({error})")
+                        raise DataError(f"node {node}, example {index}: model and loss fail on "
+                                        f"it ({error})")
 
     def _fails(self, probe: nn.Module, inputs: Tensor, targets: Tensor) -> Exception | None:
         try:
@@ -139,17 +144,20 @@ class OwnData:
 
 
 def _sizes(node_data: Sequence[NodeData], hosted: Sequence[int], num_examples: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the declared number of examples of every node, checked against the data of the hosted ones."""
+    """Return the declared number of examples of every node, checked against the data of the hosted
+    ones."""
     if num_examples is None:
         sizes = tuple(count_examples(data, f"node {node}") for node, data in enumerate(node_data))
     else:
         sizes = tuple(int(size) for size in num_examples)
         if len(sizes) != len(node_data):
-            raise ConfigError(f"num_examples has {len(sizes)} values for {len(node_data)} nodes; give one per node")
+            raise ConfigError(f"num_examples has {len(sizes)} values for {len(node_data)} nodes; "
+                              "give one per node")
         for node in hosted:
             if (found := count_examples(node_data[node], f"node {node}")) > sizes[node]:
                 raise ConfigError(
-                    f"num_examples[{node}] = {sizes[node]}, but the data of node {node} have {found} examples; declare at least as "
+                    f"num_examples[{node}] = {sizes[node]}, but the data of node {node} have "
+                    f"{found} examples; declare at least as "
                     "many as there are (the others count as blanks), or leave examples out"
                 )
     if not any(sizes):
@@ -165,13 +173,15 @@ def _warn_about_shared_data(node_data: Sequence[NodeData], test_data: NodeData) 
             continue
         if (other := first.setdefault(id(data), node)) != node:
             warnings.warn(
-                f"nodes {other} and {node} are given the same data: their examples are released by both, and the eps of both adds "
+                f"nodes {other} and {node} are given the same data: their examples are released "
+                "by both, and the eps of both adds "
                 "up for them; give every node examples of its own",
                 stacklevel=4,
             )
     if test_data is not None and id(test_data) in first:
         warnings.warn(
-            f"test_data are those of node {first[id(test_data)]}: what is measured on them is published and not private; use "
+            f"test_data are those of node {first[id(test_data)]}: what is measured on them is "
+            "published and not private; use "
             "public data for testing",
             stacklevel=4,
         )
@@ -184,6 +194,7 @@ def _refuse_differences(known: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         for kind, here, there in zip(("inputs", "targets"), part, (inputs, targets), strict=True):
             if (here.shape[1:], here.dtype) != (there.shape[1:], there.dtype):
                 raise DataError(
-                    f"{name}: {kind} are {here.dtype} of shape {tuple(here.shape[1:])}, those of {first} {there.dtype} "
+                    f"{name}: {kind} are {here.dtype} of shape {tuple(here.shape[1:])}, those of "
+                    f"{first} {there.dtype} "
                     f"of shape {tuple(there.shape[1:])}; all nodes and the test data need the same"
                 )

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from dpcsgp.runtime.orphans import die_with
 
-PARENT = "DPCSGP_PARENT"  # process id of the parent, in the environment of processes that must not outlive it
+# process id of the parent, in the environment of processes that must not outlive it
+PARENT = "DPCSGP_PARENT"
 
 
 def die_with_parent() -> None:
-    """Make the operating system kill this process when the one that started it for us (or a torchrun agent) has gone."""
+    """Make the operating system kill this process when the one that started it for us (or a
+    torchrun agent) has gone."""
     agent = "TORCHELASTIC_RUN_ID" in os.environ
     parent = int(os.environ.get(PARENT, "0")) or (os.getppid() if agent else 0)
     if parent:
@@ -26,8 +28,11 @@ def die_with_parent() -> None:
 
 
 def cores_per_process(processes: int) -> int:
-    """Return how many threads each of several processes on this machine may use: together no more than there are cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many threads each of several processes on this machine may use: together no more
+    than there are cores."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, cores // processes)
 
 
@@ -80,7 +85,11 @@ class Nursery:
         """Start one worker per rank."""
         files = [folder / f"rank-{rank}" for rank in range(world_size)]
         self._children = [Child(rank, file, self) for rank, file in enumerate(files)]
-        order = {"words": words, "world_size": world_size, "complaints": [str(file) for file in files]}
+        order = {
+            "words": words,
+            "world_size": world_size,
+            "complaints": [str(file) for file in files],
+        }
         self.write(json.dumps(order) + "\n")
         return self._children
 

@@ -1,4 +1,5 @@
-"""Starts the processes of a run on this machine, shows one progress line for all, and leaves no orphan behind."""
+"""Starts the processes of a run on this machine, shows one progress line for all, and leaves no
+orphan behind."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ from dpcsgp.console.watching import progress_line
 from dpcsgp.errors import DpcsgpError
 from dpcsgp.network.board import LAUNCHER, Board, Seal
 from dpcsgp.network.health import announce, known_cause, label
-from dpcsgp.network.torch_distributed import START, Place, serve_store, spread
-from dpcsgp.runs.build import load_data
-from dpcsgp.runs.design import build_topology, design
+from dpcsgp.network.torch_distributed import START, ProcessEnvironment, nodes_of_ranks, serve_store
+from dpcsgp.runs.build import load_builtin_data
+from dpcsgp.runs.design import build_topology, design_run
 from dpcsgp.runtime.children import Child, Nursery, cores_per_process, nursery
 from dpcsgp.runtime.session import previous_processes
 from dpcsgp.runtime.signals import STOPPING, SignalCatcher
@@ -58,17 +59,23 @@ def launch_session(
     out = out or new_folder(config)
     check_quickly(config, out, resume)
     previous = max(previous_processes(out / "checkpoint"), default=None) if resume else None
-    hosting = spread(build_topology(config).num_nodes, processes or previous or build_topology(config).num_nodes)
+    hosting = nodes_of_ranks(
+        build_topology(config).num_nodes, processes or previous or build_topology(config).num_nodes
+    )
     words = ["run", *([str(config_file)] if config_file else []), "--out", str(out)]
     words += [word for setting in settings for word in ("--set", setting)]
     words += ["--resume"] * resume + ["--allow-divergence"] * allow_divergence
     server = serve_store()
-    place = Place(0, len(hosting), "127.0.0.1", server.port, start=os.urandom(16).hex())
+    place = ProcessEnvironment(
+        0, len(hosting), "127.0.0.1", server.port, start=os.urandom(16).hex()
+    )
     started = time.time()
     with nursery(_environment(place)) as workers:  # imports while the data are loaded here
         with downloads(console) as bars:  # once, and before ten processes ask for the same files
-            blueprint = design(config, load_data(config, bars).facts, allow_divergence or resume)
-        console.print(plan_table(blueprint))
+            design = design_run(
+                config, load_builtin_data(config, bars).facts, allow_divergence or resume
+            )
+        console.print(plan_table(design))
         _supervise(console, workers, words, place, hosting, config)
     summary_file = out / "summary.json"
     if not summary_file.exists() or summary_file.stat().st_mtime < started:
@@ -91,7 +98,8 @@ def _pace(summary: dict[str, Any]) -> str:
     if not summary.get("seconds_per_step"):
         return ""
     return (
-        f"{summary['seconds_per_step']:.3f} s per step with {summary['processes']} processes, evaluations included; "
+        f"{summary['seconds_per_step']:.3f} s per step with {summary['processes']} processes, "
+        "evaluations included; "
         f"{summary['bytes_between_processes'] / 1e6:.3f} MB of frames between them"
     )
 
@@ -100,7 +108,7 @@ def _supervise(
     console: Console,
     workers: Nursery,
     words: Sequence[str],
-    place: Place,
+    place: ProcessEnvironment,
     hosting: Sequence[tuple[int, ...]],
     config: Config,
 ) -> None:
@@ -124,7 +132,7 @@ def _supervise(
         _raise_if_failed(board, children, hosting, signals.asked)
 
 
-def _environment(place: Place) -> dict[str, str]:
+def _environment(place: ProcessEnvironment) -> dict[str, str]:
     # The processes meet on this machine only, whatever its name resolves to.
     own = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     return {
@@ -140,7 +148,8 @@ def _environment(place: Place) -> dict[str, str]:
 
 
 class Signals(SignalCatcher):
-    """Catches Ctrl-C and SIGTERM for the workers, who finish the step and save; a second one ends them at once."""
+    """Catches Ctrl-C and SIGTERM for the workers, who finish the step and save; a second one ends
+    them at once."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -161,16 +170,23 @@ class Signals(SignalCatcher):
             self._console.print(STOPPING, style="yellow")
 
 
-def _tell_of_failures(board: Board, children: Sequence[Child], hosting: Sequence[tuple[int, ...]]) -> None:
+def _tell_of_failures(
+    board: Board, children: Sequence[Child], hosting: Sequence[tuple[int, ...]]
+) -> None:
     """Tell the others of a process that cannot do it itself any more."""
     for child in children:
         if child.failed and known_cause(board) is None:
             name = label(hosting[child.rank], child.rank)
-            announce(board, f"{name} went silent: {child.complaint()}; continue with --resume", child.rank)
+            announce(
+                board,
+                f"{name} went silent: {child.complaint()}; continue with --resume",
+                child.rank,
+            )
 
 
 def _end_survivors(board: Board, children: Sequence[Child], timeout: float) -> None:
-    """Once the run has failed, give everybody time to notice; only the one to blame may be stopped for good."""
+    """Once the run has failed, give everybody time to notice; only the one to blame may be stopped
+    for good."""
     ends = [child.ended_at for child in children if child.failed]
     if not ends:
         return
@@ -189,9 +205,15 @@ def _raise_if_failed(
     if not failed:
         return
     if asked_to_stop:
-        raise Interrupted("stopped before this step was finished; continue from the last checkpoint with --resume")
+        raise Interrupted(
+            "stopped before this step was finished; continue from the last checkpoint with --resume"
+        )
     cause = known_cause(board)
     said = [f"  {label(hosting[child.rank], child.rank)}: {child.complaint()}" for child in failed]
-    error = RunFailed("\n".join([cause.text if cause else "the run did not finish", "what the processes said:", *said]))
+    error = RunFailed(
+        "\n".join(
+            [cause.text if cause else "the run did not finish", "what the processes said:", *said]
+        )
+    )
     error.exit_code = 2 if all(child.code == 2 for child in failed) else 1
     raise error

@@ -1,10 +1,10 @@
 """How this process asks the operating system for memory.
 
-A training step makes and frees a dozen tensors of N x D numbers. The C library returns blocks above 32 MB to the system at
-once and gets them back as fresh, zeroed pages: with 300 nodes of 101,770 coordinates that was 1,350 page faults and 5 ms of
-system time per node and step, as much as two thirds of the computing itself. Keeping freed blocks makes it 200 faults and
-0.5 ms, as with ten nodes.
-"""
+A training step makes and frees a dozen tensors of N x D numbers. The C library returns blocks above
+32 MB to the system at once and gets them back as fresh, zeroed pages: with 300 nodes of 101,770
+coordinates that was 1,350 page faults and 5 ms of system time per node and step, as much as two
+thirds of the computing itself. Keeping freed blocks makes it 200 faults and 0.5 ms, as with ten
+nodes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import ctypes
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_KEPT = 2**29  # larger ones still go back: keeping all took 8.1 GB instead of 6.9 with a thousand nodes
+# larger ones still go back: keeping all took 8.1 GB instead of 6.9 with a thousand nodes
+_KEPT = 2**29
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what is freed, for the next step; return whether it can (glibc only, harmless elsewhere)."""
+    """Let the C library keep what is freed, for the next step; return whether it can (glibc only,
+    harmless elsewhere)."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

@@ -1,8 +1,9 @@
-"""A process that imports everything once and then forks the workers of a run: ten of them start nearly as fast as one.
+"""A process that imports everything once and then forks the workers of a run: ten of them start
+nearly as fast as one.
 
-It is told what to do in one JSON line on its standard input, answers with a line `RANK CODE` for each worker that has
-ended, and passes on signals (`RANK NUMBER` lines). When its input ends, its parent has gone: the workers are killed.
-"""
+It is told what to do in one JSON line on its standard input, answers with a line `RANK CODE` for
+each worker that has ended, and passes on signals (`RANK NUMBER` lines). When its input ends, its
+parent has gone: the workers are killed."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def main() -> None:
     die_with_parent()
     import dpcsgp.runtime.process  # noqa: F401  (what takes long, done once; no threads run yet, so forking is safe)
 
-    with open(0, "rb", buffering=0, closefd=False) as file:  # unbuffered: what follows is read in `_serve`
+    with open(
+        0, "rb", buffering=0, closefd=False
+    ) as file:  # unbuffered: what follows is read in `_serve`
         line = file.readline()
     if not line:
         return

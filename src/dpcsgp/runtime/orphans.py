@@ -1,4 +1,5 @@
-"""No process is left behind: a child ends when the process that started it has gone, however it went."""
+"""No process is left behind: a child ends when the process that started it has gone, however it
+went."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Make the operating system kill this process when the one with this number, its parent, has gone."""
+    """Make the operating system kill this process when the one with this number, its parent, has
+    gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     else:

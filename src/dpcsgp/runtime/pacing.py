@@ -1,4 +1,5 @@
-"""How far apart the processes of a run can be, and how they stop at the same step in spite of it."""
+"""How far apart the processes of a run can be, and how they stop at the same step in spite of
+it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from dpcsgp.network.agreed import whole
 from dpcsgp.network.board import Board
 from dpcsgp.network.health import STOP_ASKED, Health
 from dpcsgp.network.torch_distributed import largest_lead
-from dpcsgp.runs.design import Blueprint
+from dpcsgp.runs.design import RunDesign
 from dpcsgp.runtime.signals import StopSignal
 
 MEETING_STEPS = 10
@@ -20,44 +21,49 @@ MEETING_STEPS = 10
 class Pace:
     """The most steps by which one process can be ahead of another.
 
-    An exchange in every step bounds the lead by itself. Where processes exchange more rarely or not at all, they meet
-    every `meet_every` steps at the store.
-    """
+    An exchange in every step bounds the lead by itself. Where processes exchange more rarely or not
+    at all, they meet every `meet_every` steps at the store."""
 
     lead: int
     meet_every: int = 0
 
     @classmethod
-    def of(cls, blueprint: Blueprint) -> Pace:
+    def of(cls, design: RunDesign) -> Pace:
         """Return the pace of a run."""
-        exchanges = blueprint.algorithm.wire_bytes(blueprint.dim, 1) > 0
-        if exchanges and blueprint.config.algorithm.gossip_every == 1:
-            return cls(largest_lead(blueprint.topology))
+        exchanges = design.algorithm.wire_bytes(design.dim, 1) > 0
+        if exchanges and design.config.algorithm.gossip_every == 1:
+            return cls(largest_lead(design.topology))
         return cls(MEETING_STEPS, MEETING_STEPS)
 
-    def snapshots_to_keep(self, checkpoint_every: int) -> int:
-        """Return how many snapshots each process keeps, so that all processes have one step in common at any moment.
+    def checkpoints_to_keep(self, checkpoint_every: int) -> int:
+        """Return how many snapshots each process keeps, so that all processes have one step in
+        common at any moment.
 
-        The slowest process may be writing the snapshot that the fastest wrote `lead` steps ago, and may fail at it.
-        """
+        The slowest process may be writing the snapshot that the fastest wrote `lead` steps ago, and
+        may fail at it."""
         return 2 + (-(-self.lead // checkpoint_every) if checkpoint_every else 0)
 
     def meet(self, network: training.TrainingNetwork, step: int) -> None:
         """Wait for the others where the exchanges do not."""
         if self.meet_every and step % self.meet_every == 0:
-            network.agree(f"step {step}", True)
+            network.gather_values(f"step {step}", True)
 
 
 class AgreedStop:
-    """Makes all processes stop at the same step, without a word from the store in a step that nobody wants to stop at.
+    """Makes all processes stop at the same step, without a word from the store in a step that
+    nobody wants to stop at.
 
     1. Who is asked to stop says so (`stop asked`); the others learn it from the thread that beats.
-    2. Who knows of it says that it listens (`stop heard/RANK`), and asks the store before every step from then on.
-    3. Once all listen, rank 0 names a step that nobody can have passed (`stop at`) before it makes its own next one.
-       Nobody makes a step that rank 0 is more than `lead` behind, so everybody reads it in time.
+    2. Who knows of it says that it listens (`stop heard/RANK`), and asks the store before every
+       step from then on.
+    3. Once all listen, rank 0 names a step that nobody can have passed (`stop at`) before it makes
+       its own next one. Nobody makes a step that rank 0 is more than `lead` behind, so everybody
+       reads it in time.
     """
 
-    def __init__(self, board: Board, world_size: int, health: Health, stop: StopSignal, pace: Pace) -> None:
+    def __init__(
+        self, board: Board, world_size: int, health: Health, stop: StopSignal, pace: Pace
+    ) -> None:
         self._board, self._health, self._stop = board, health, stop
         self._margin = pace.lead + 1
         self._deaf = set(range(1, world_size))  # ranks that rank 0 has not heard of yet
@@ -83,7 +89,9 @@ class AgreedStop:
         if self._board.rank:
             note = self._board.look("stop at", 0, _step_fault)
             return note.value if note else None
-        self._deaf -= {rank for rank in self._deaf if self._board.peek(f"stop heard/{rank}", rank, _step_fault)}
+        self._deaf -= {
+            rank for rank in self._deaf if self._board.peek(f"stop heard/{rank}", rank, _step_fault)
+        }
         if self._deaf:
             return None
         self._board.put("stop at", step + self._margin)

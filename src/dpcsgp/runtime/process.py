@@ -1,4 +1,5 @@
-"""One process of a distributed run, started by `dpcsgp launch` or torchrun; hosts its share of the nodes."""
+"""One process of a distributed run, started by `dpcsgp launch` or torchrun; hosts its share of the
+nodes."""
 
 from __future__ import annotations
 
@@ -24,32 +25,47 @@ from dpcsgp.console.tables import outcome_table, plan_table
 from dpcsgp.console.watching import Publisher, progress_line
 from dpcsgp.errors import ConfigError, DivergenceError, DpcsgpError, PrivateStepError
 from dpcsgp.network.board import Board, Seal
-from dpcsgp.network.handshake import shake_hands
-from dpcsgp.network.health import Health, announce, end_process, label, take_leave
-from dpcsgp.network.torch_distributed import Place, TorchDistributed, leave_group, spread
+from dpcsgp.network.handshake import handshake
+from dpcsgp.network.health import Health, announce, end_process, exit_barrier, label
+from dpcsgp.network.torch_distributed import (
+    ProcessEnvironment,
+    TorchDistributed,
+    leave_group,
+    nodes_of_ranks,
+)
 from dpcsgp.records.metrics import Recorder
-from dpcsgp.runs.build import TaskData, assemble, load_data
-from dpcsgp.runs.design import Blueprint, build_topology, design
+from dpcsgp.runs.build import RunData, build_run, load_builtin_data
+from dpcsgp.runs.design import RunDesign, build_topology, design_run
 from dpcsgp.runs.folder import ResultsFolder
-from dpcsgp.runs.merge import SharedFolder, StateFiles, merge_parts, merge_rows, merge_summaries, write_part
+from dpcsgp.runs.merge import (
+    SharedFolder,
+    StateFiles,
+    merge_parts,
+    merge_rows,
+    merge_summaries,
+    write_part,
+)
 from dpcsgp.runtime.children import PARENT, cores_per_process, die_with_parent
 from dpcsgp.runtime.pacing import AgreedStop, Pace
-from dpcsgp.runtime.session import Outcome, load_snapshot
+from dpcsgp.runtime.session import Outcome, load_checkpoint
 from dpcsgp.runtime.signals import StopSignal
 
-START_SECONDS = 120.0  # processes may take this long to start, one after the other, on a busy machine
+START_SECONDS = (
+    120.0  # processes may take this long to start, one after the other, on a busy machine
+)
 # Settings that may differ between the machines of one run without changing what is computed.
-OWN_SETTINGS = ("network.key_file", "graph.edges_file", "run.device", "privacy.seed")
+MACHINE_SETTINGS = ("network.key_file", "graph.edges_file", "run.device", "privacy.seed")
 
 Wrapper = Callable[[training.TrainingNetwork], training.TrainingNetwork]
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """What a process has to train, and where it writes; `wrap` puts something around the network."""
+class RunRequest:
+    """What a process has to train, and where it writes; `wrap` puts something around the
+    network."""
 
     open_config: Callable[[], Config]
-    prepare: Callable[[Config], tuple[Blueprint, TaskData]]
+    prepare: Callable[[Config], tuple[RunDesign, RunData]]
     out: Path | None
     resume: bool = False
     wrap: Wrapper = lambda network: network
@@ -59,10 +75,10 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Party:
+class ProcessContext:
     """This process among the others of a run."""
 
-    place: Place
+    place: ProcessEnvironment
     store: Any
     board: Board
     health: Health
@@ -77,7 +93,7 @@ class Party:
 
 
 def worker_session(
-    place: Place,
+    place: ProcessEnvironment,
     config_file: Path | None,
     settings: Sequence[str],
     out: Path | None,
@@ -87,20 +103,23 @@ def worker_session(
 ) -> dict[str, Any]:
     """Train this process's nodes of a built-in task and return the summary of the run."""
 
-    def prepare(config: Config) -> tuple[Blueprint, TaskData]:
-        data = load_data(config)
-        return design(config, data.facts, allow_divergence or resume), data
+    def prepare(config: Config) -> tuple[RunDesign, RunData]:
+        data = load_builtin_data(config)
+        return design_run(config, data.facts, allow_divergence or resume), data
 
     def settled() -> Config:
         return open_config(config_file, settings, out, resume)
 
-    return take_part(place, Assignment(settled, prepare, out, resume, wrap)).summary
+    return take_part(place, RunRequest(settled, prepare, out, resume, wrap)).summary
 
 
-def take_part(place: Place, assignment: Assignment) -> Outcome:
-    """Train this process's nodes; the summary is of the whole run. What ends this process is told to the others."""
+def take_part(place: ProcessEnvironment, assignment: RunRequest) -> Outcome:
+    """Train this process's nodes; the summary is of the whole run. What ends this process is told
+    to the others."""
     die_with_parent()
-    torch.set_num_threads(cores_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", place.world_size))))
+    torch.set_num_threads(
+        cores_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", place.world_size)))
+    )
     if assignment.out is None:
         raise ConfigError("--out FOLDER is needed when several processes write one results folder")
     store = place.open_store(START_SECONDS, hosting=place.hosts_store)
@@ -110,20 +129,27 @@ def take_part(place: Place, assignment: Assignment) -> Outcome:
         key = frames.load_key(config.network.key_file) if config.network.key_file else None
         board.seal = Seal(key, place.start)
         timeout = config.network.timeout_seconds
-        hosting = spread(build_topology(config).num_nodes, place.world_size)
+        hosting = nodes_of_ranks(build_topology(config).num_nodes, place.world_size)
         store.set_timeout(timedelta(seconds=timeout))
-        health = Health(lambda: place.open_store(timeout), place.rank, hosting, timeout, seal=board.seal)
+        health = Health(
+            lambda: place.open_store(timeout), place.rank, hosting, timeout, seal=board.seal
+        )
         name, linger = label(hosting[place.rank], place.rank), health.linger
         outcome = _session(
-            Party(place, store, board, health, config, key, assignment.quiet), assignment, assignment.out
+            ProcessContext(place, store, board, health, config, key, assignment.quiet),
+            assignment,
+            assignment.out,
         )
         health.stop()
         leave_group()
-        with suppress(RuntimeError):  # all is written: who still serves the store does not matter any more
-            take_leave(board, place.world_size, timeout if place.hosts_store else 0)
+        with suppress(
+            RuntimeError
+        ):  # all is written: who still serves the store does not matter any more
+            exit_barrier(board, place.world_size, timeout if place.hosts_store else 0)
         return outcome
     except BaseException as error:
-        # Texts of this package are written to be told; those of other code may quote what it worked on.
+        # Texts of this package are written to be told; those of other code may quote what it worked
+        # on.
         text = str(error) if isinstance(error, DpcsgpError) else type(error).__name__
         _tell_the_others(board, place.world_size, f"{name} gave up: {text}", linger)
         raise
@@ -132,13 +158,15 @@ def take_part(place: Place, assignment: Assignment) -> Outcome:
 def worker_command(*arguments: Any) -> dict[str, Any]:
     """Do what `worker_session` does; an error ends the process at once.
 
-    Taking down torch's threads with half-dead connections takes seconds and can abort the process with another code.
-    """
+    Taking down torch's threads with half-dead connections takes seconds and can abort the process
+    with another code."""
     try:
         return worker_session(*arguments)
     except DpcsgpError as error:
         if isinstance(error, PrivateStepError):
-            print(f"reason, for this machine only: {error.__cause__!r}", file=sys.stderr, flush=True)
+            print(
+                f"reason, for this machine only: {error.__cause__!r}", file=sys.stderr, flush=True
+            )
         end_process(str(error), error.exit_code)
     except KeyboardInterrupt:
         end_process("stopped at once; continue from the last checkpoint with --resume", 130)
@@ -148,99 +176,119 @@ def worker_command(*arguments: Any) -> dict[str, Any]:
 
 
 def _tell_the_others(board: Board, world_size: int, cause: str, linger: float) -> None:
-    """Leave the cause (the first one counts), let go of all connections, and stay until the others have read it."""
+    """Leave the cause (the first one counts), let go of all connections, and stay until the others
+    have read it."""
     try:
         announce(board, cause, board.rank)
         leave_group()
-        take_leave(board, world_size, linger)
+        exit_barrier(board, world_size, linger)
     except RuntimeError:
         pass  # the store has gone: everybody notices that without being told
 
 
-def _session(party: Party, assignment: Assignment, out: Path) -> Outcome:
+def _session(party: ProcessContext, assignment: RunRequest, out: Path) -> Outcome:
     """Meet the others, train, and put the results together."""
     config, rank, world_size = party.config, party.place.rank, party.place.world_size
     resume = assignment.resume
-    blueprint, data = assignment.prepare(config)
-    party.console.print(plan_table(blueprint))
-    network = _meet(party, blueprint, resume)
+    design, data = assignment.prepare(config)
+    party.console.print(plan_table(design))
+    network = _meet(party, design, resume)
     folder = _results_folder(network, rank, out, config, resume)
-    shared = SharedFolder.join(folder.path, rank, network.agree("name of this start", os.urandom(8).hex())[0])
-    run = assemble(blueprint, data, assignment.wrap(network), folder.path, folder.run_id, rank, world_size)
+    shared = SharedFolder.join(
+        folder.path, rank, network.gather_values("name of this start", os.urandom(8).hex())[0]
+    )
+    run = build_run(
+        design, data, assignment.wrap(network), folder.path, folder.run_id, rank, world_size
+    )
     run = replace(run, on_row=assignment.on_row)
-    pace = Pace.of(blueprint)
-    run = _with_parts(run, folder, party.place, pace.snapshots_to_keep(config.run.checkpoint_every))
-    snapshot = load_snapshot(run) if resume else None
-    network.agree("ready", True, START_SECONDS)
-    states = StateFiles.of(folder.path, rank, world_size, blueprint)
+    pace = Pace.of(design)
+    run = _with_parts(
+        run, folder, party.place, pace.checkpoints_to_keep(config.run.checkpoint_every)
+    )
+    snapshot = load_checkpoint(run) if resume else None
+    network.gather_values("ready", True, START_SECONDS)
+    states = StateFiles.of(folder.path, rank, world_size, design)
     if snapshot is None:
         start_ND = run.anchor_D.expand(len(network.nodes), -1)
         states.keep(0, run.algorithm.init(start_ND, run.anchor_D))
     progress = _train(party, run, pace, states, snapshot, assignment.should_stop)
-    part = write_part(blueprint, run, progress, states)
-    parts = network.agree("results", part | {"bytes_between_processes": network.bytes_to_processes})
+    part = write_part(design, run, progress, states)
+    parts = network.gather_values(
+        "results", part | {"bytes_between_processes": network.bytes_to_processes}
+    )
     sharers = shared.ranks
     if rank == sharers[0]:
         summary = merge_parts(folder, run, progress, parts, states, sharers)
     else:
         summary = merge_summaries(parts, merge_rows([part["rows"][-1] for part in parts]))
-    network.agree("merged", True)
+    network.gather_values("merged", True)
     shared.leave()
     if not party.quiet and PARENT not in os.environ and rank == sharers[0]:
         from dpcsgp.report import write_report  # brings matplotlib, which most processes do without
 
         page = write_report([folder.path])
         party.console.print(outcome_table(summary))
-        party.console.print(f"results: {folder.path}    page: {page}", highlight=False, soft_wrap=True)
+        party.console.print(
+            f"results: {folder.path}    page: {page}", highlight=False, soft_wrap=True
+        )
     return Outcome(summary, run, progress)
 
 
-def _meet(party: Party, blueprint: Blueprint, resume: bool) -> TorchDistributed:
-    """Shake hands and connect; the tags of this start's frames and values in the store fit no other start."""
+def _meet(party: ProcessContext, design: RunDesign, resume: bool) -> TorchDistributed:
+    """Shake hands and connect; the tags of this start's frames and values in the store fit no other
+    start."""
     place, board = party.place, party.board
-    facts = handshake_facts(blueprint, party.key, resume)
-    run_key = shake_hands(board, place.world_size, facts, party.health, START_SECONDS)
+    facts = handshake_facts(design, party.key, resume)
+    run_key = handshake(board, place.world_size, facts, party.health, START_SECONDS)
     board.seal.advance(run_key)
     backend = "nccl" if party.config.run.device.startswith("cuda") else "gloo"
-    return TorchDistributed(blueprint.topology, place, party.store, party.health, run_key, backend)
+    return TorchDistributed(design.topology, place, party.store, party.health, run_key, backend)
 
 
-def handshake_facts(blueprint: Blueprint, key: bytes | None, resume: bool) -> dict[str, object]:
+def handshake_facts(design: RunDesign, key: bytes | None, resume: bool) -> dict[str, object]:
     """Return what must be equal in all processes, key by key, so that a difference can be named."""
     settings = {
         f"{section}.{name}": value
-        for section, values in blueprint.config.model_dump().items()
+        for section, values in design.config.model_dump().items()
         for name, value in values.items()
     }
-    key_check = hashlib.blake2b(b"dpcsgp handshake", key=key, digest_size=8).hexdigest() if key else "none"
+    key_check = (
+        hashlib.blake2b(b"dpcsgp handshake", key=key, digest_size=8).hexdigest() if key else "none"
+    )
     initial = "initial model (build it after the same torch.manual_seed)"
     return {
-        **{name: value for name, value in settings.items() if name not in OWN_SETTINGS},
-        "graph": blueprint.topology.fingerprint,
-        "mixing rate": f"{blueprint.mixing_rate or 0:.9g}",
-        "initial model" if blueprint.facts.num_classes else initial: hashlib.blake2b(
-            blueprint.anchor_D.numpy().tobytes(), digest_size=8
+        **{name: value for name, value in settings.items() if name not in MACHINE_SETTINGS},
+        "graph": design.topology.fingerprint,
+        "mixing rate": f"{design.mixing_rate or 0:.9g}",
+        "initial model" if design.facts.num_classes else initial: hashlib.blake2b(
+            design.anchor_D.numpy().tobytes(), digest_size=8
         ).hexdigest(),
-        "input shape": list(blueprint.facts.input_shape),
-        "examples per node": list(blueprint.facts.num_examples),
+        "input shape": list(design.facts.input_shape),
+        "examples per node": list(design.facts.num_examples),
         "key in network.key_file": key_check,
         "--resume": resume,
     }
 
 
-def _results_folder(network: TorchDistributed, rank: int, out: Path, config: Config, resume: bool) -> ResultsFolder:
-    """Rank 0 creates or reopens the results folder; the others use it, or make their own where they cannot see it."""
+def _results_folder(
+    network: TorchDistributed, rank: int, out: Path, config: Config, resume: bool
+) -> ResultsFolder:
+    """Rank 0 creates or reopens the results folder; the others use it, or make their own where they
+    cannot see it."""
     folder = None
     if rank == 0:
         folder = ResultsFolder.reopen(out)[0] if resume else ResultsFolder.create(out, config)
-    run_id = network.agree("run id", folder.run_id if folder else None)[0]
+    run_id = network.gather_values("run id", folder.run_id if folder else None)[0]
     folder = folder or ResultsFolder.join(out, config, run_id)
     (folder.path / "checkpoint").mkdir(exist_ok=True)
     return folder
 
 
-def _with_parts(run: training.Run, folder: ResultsFolder, place: Place, snapshots: int) -> training.Run:
-    """Keep this process's own rows beside its snapshots, and enough snapshots to have one in common with the others."""
+def _with_parts(
+    run: training.Run, folder: ResultsFolder, place: ProcessEnvironment, snapshots: int
+) -> training.Run:
+    """Keep this process's own rows beside its snapshots, and enough snapshots to have one in common
+    with the others."""
     assert run.checkpoints is not None
     return replace(
         run,
@@ -250,7 +298,7 @@ def _with_parts(run: training.Run, folder: ResultsFolder, place: Place, snapshot
 
 
 def _train(
-    party: Party,
+    party: ProcessContext,
     run: training.Run,
     pace: Pace,
     states: StateFiles,
@@ -282,7 +330,8 @@ def _train(
         progress = training.train(run, watch, should_stop, snapshot)
         if progress.stopped_because.startswith("diverged"):
             raise DivergenceError(progress.stopped_because)
-        run.network.agree("trained", True)  # the last line shows the slowest process: it must have told its last step
+        # the last line shows the slowest process: it must have told its last step
+        run.network.gather_values("trained", True)
         if not console.quiet:
             show()
     return progress

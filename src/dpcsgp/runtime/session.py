@@ -1,4 +1,5 @@
-"""One run in one process, from a checked design to a finished results folder: for the command line, the API and grids."""
+"""One run in one process, from a checked design to a finished results folder: for the command line,
+the API and grids."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from dpcsgp import training
 from dpcsgp.compression import frames
 from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator
-from dpcsgp.records.checkpoint import Snapshot
-from dpcsgp.runs.build import TaskData, assemble
-from dpcsgp.runs.design import Blueprint
+from dpcsgp.records.checkpoint import Checkpoint
+from dpcsgp.runs.build import RunData, build_run
+from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.folder import ResultsFolder
 
 
@@ -30,9 +31,9 @@ class Outcome:
 Watching = Callable[[training.Run], AbstractContextManager[training.Watcher]]
 
 
-def simulate(
-    blueprint: Blueprint,
-    data: TaskData,
+def run_simulated(
+    design: RunDesign,
+    data: RunData,
     folder: ResultsFolder,
     *,
     resume: bool = False,
@@ -40,31 +41,41 @@ def simulate(
     should_stop: Callable[[int], bool] = lambda step: False,
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> Outcome:
-    """Train all nodes in this process and write model and summary; `watching` shows the progress of the run."""
-    key_file = blueprint.config.network.key_file
+    """Train all nodes in this process and write model and summary; `watching` shows the progress of
+    the run."""
+    key_file = design.config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
-    run = assemble(blueprint, data, Simulator(blueprint.topology, key), folder.path, folder.run_id)
+    run = build_run(design, data, Simulator(design.topology, key), folder.path, folder.run_id)
     run = replace(run, on_row=on_row)
     try:
-        snapshot = load_snapshot(run) if resume else None
+        snapshot = load_checkpoint(run) if resume else None
         with watching(run) as watch:
             progress = training.train(run, watch, should_stop, snapshot)
-        return Outcome(folder.finish(blueprint, run, progress), run, progress)
+        return Outcome(folder.finish(design, run, progress), run, progress)
     finally:
         run.ledger.close()  # so that this very process can resume
 
 
-def load_snapshot(run: training.Run) -> Snapshot | None:
+def load_checkpoint(run: training.Run) -> Checkpoint | None:
     """Return the newest snapshot that all processes of the run have whole."""
     assert run.checkpoints is not None
     previous, now = previous_processes(run.checkpoints.path), run.checkpoints.num_parts
     if previous and now not in previous:
         number = max(previous)
-        command = "dpcsgp run --resume" if number == 1 else f"dpcsgp launch --resume --processes {number}"
-        raise ConfigError(f"--resume: this run was made by {number} processes, not {now}; continue it with `{command}`")
-    return run.checkpoints.load_common(run.network.agree("whole checkpoints", run.checkpoints.whole_steps()))
+        command = (
+            "dpcsgp run --resume" if number == 1 else f"dpcsgp launch --resume --processes {number}"
+        )
+        raise ConfigError(
+            f"--resume: this run was made by {number} processes, not {now}; continue it with "
+            f"`{command}`"
+        )
+    return run.checkpoints.load_common(
+        run.network.gather_values("whole checkpoints", run.checkpoints.complete_steps())
+    )
 
 
 def previous_processes(checkpoints: Path) -> set[int]:
     """Return how many processes wrote the snapshots in a folder (empty: there are none)."""
-    return {int(path.stem.rpartition("-of-")[2]) for path in checkpoints.glob("step-*.part-*-of-*.json")}
+    return {
+        int(path.stem.rpartition("-of-")[2]) for path in checkpoints.glob("step-*.part-*-of-*.json")
+    }

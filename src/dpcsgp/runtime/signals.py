@@ -37,7 +37,9 @@ class StopSignal(SignalCatcher):
     """Turns a signal into "finish this step, then save"; a second one stops at once."""
 
     def __init__(
-        self, say: Callable[[str], None] = lambda text: None, also: Callable[[int], bool] = lambda step: False
+        self,
+        say: Callable[[str], None] = lambda text: None,
+        also: Callable[[int], bool] = lambda step: False,
     ) -> None:
         super().__init__()
         self._say = say

@@ -1,4 +1,5 @@
-"""What is learned: data sets, how they are split, models, public features, augmentation, and users' own data."""
+"""What is learned: data sets, how they are split, models, public features, augmentation, and users'
+own data."""
 
 from dpcsgp.tasks.augmentation import Augmentation, check_augmentation
 from dpcsgp.tasks.base import LossPerExample, MovableTask, Task

@@ -1,13 +1,13 @@
 """Random views of images (shifted crops, mirror images), made per example before clipping.
 
-Which view an example gets comes from the node's private stream. Public views could be keyed by the example's place in the
-batch or by its number in the data set, and either way taking one example out would move others to other views, in a way
-that a reader of the seed could see. Private ones are independent draws, whoever takes which place: their law does not
-change.
+Which view an example gets comes from the node's private stream. Public views could be keyed by the
+example's place in the batch or by its number in the data set, and either way taking one example out
+would move others to other views, in a way that a reader of the seed could see. Private ones are
+independent draws, whoever takes which place: their law does not change.
 
-Legend: N hosted nodes, E places for examples, M views of an example, B = N E M images, C channels, H rows, W columns.
-Reference: De et al. (2022), arXiv 2204.13650, section 3 (augmentation multiplicity).
-"""
+Legend: N hosted nodes, E places for examples, M views of an example, B = N E M images, C channels,
+H rows, W columns. Reference: De et al. (2022), arXiv 2204.13650, section 3 (augmentation
+multiplicity)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def check_augmentation(spec: str, input_shape: Sequence[int]) -> None:
     """Refuse to crop or flip what is not an image."""
     if spec != "none" and len(input_shape) != 3:
         raise ConfigError(
-            f"task.augmentation = {spec!r}: expected images (C, H, W), but inputs have the shape {tuple(input_shape)}; "
-            'set task.augmentation = "none", or task.features to one that keeps images ("none", "standardize")'
+            f"task.augmentation = {spec!r}: expected images (C, H, W), but inputs have the shape "
+            f"{tuple(input_shape)}; "
+            'set task.augmentation = "none", or task.features to one that keeps images ("none", '
+            '"standardize")'
         )
 
 
@@ -45,9 +47,12 @@ class Augmentation:
     views: int
 
     def __call__(self, inputs: Tensor, random: PrivateRandomness, step: int) -> Tensor:
-        """Turn images (N, E, C, H, W) into views (N, E, M, C, H, W), without the axis M if there is one view."""
+        """Turn images (N, E, C, H, W) into views (N, E, M, C, H, W), without the axis M if there is
+        one view."""
         num_nodes, num_places = inputs.shape[:2]
-        draws_NEMK = torch.stack([self._draws(num_places, random, step, row) for row in range(num_nodes)])
+        draws_NEMK = torch.stack(
+            [self._draws(num_places, random, step, row) for row in range(num_nodes)]
+        )
         down_B, right_B, mirrored_B = draws_NEMK.to(inputs.device).flatten(0, 2).unbind(-1)
         height, width = inputs.shape[-2:]
         images = inputs.flatten(0, 1)
@@ -60,13 +65,20 @@ class Augmentation:
             images = pad(images, (margins[1], margins[1], margins[0], margins[0]))
             rows_BH = rows_BH + (down_B % (2 * margins[0] + 1))[:, None]
             columns_BW = columns_BW + (right_B % (2 * margins[1] + 1))[:, None]
-        which_B11 = torch.arange(len(images), device=inputs.device).repeat_interleave(self.views)[:, None, None]
-        chosen = images[which_B11, :, rows_BH[:, :, None], columns_BW[:, None, :]].permute(0, 3, 1, 2)  # (B, C, H, W)
+        which_B11 = torch.arange(len(images), device=inputs.device).repeat_interleave(self.views)[
+            :, None, None
+        ]
+        # (B, C, H, W)
+        chosen = images[which_B11, :, rows_BH[:, :, None], columns_BW[:, None, :]].permute(
+            0, 3, 1, 2
+        )
         lead = (num_nodes, num_places) if self.views == 1 else (num_nodes, num_places, self.views)
         return chosen.reshape(*lead, *inputs.shape[2:])
 
     def _draws(self, num_places: int, random: PrivateRandomness, step: int, row: int) -> Tensor:
         """Return a node's random words (E, M, 3)."""
         num_bytes = 2 * num_places * self.views * _DRAWS
-        words = random.row_bytes("augmentation", step, row, num_bytes).view(np.uint16).astype(np.int64)
+        words = (
+            random.row_bytes("augmentation", step, row, num_bytes).view(np.uint16).astype(np.int64)
+        )
         return torch.from_numpy(words).view(num_places, self.views, _DRAWS)

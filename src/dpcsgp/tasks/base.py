@@ -1,4 +1,5 @@
-"""What a task is: a model, a loss per example, private examples per node, and public evaluation data.
+"""What a task is: a model, a loss per example, private examples per node, and public evaluation
+data.
 
 Legend: N hosted nodes, E places for examples, K models, D coordinates.
 """
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from dpcsgp.randomness import torch_seed
 
-LossPerExample = Callable[[Tensor, Tensor], Tensor]  # (outputs (E, ...), targets (E, ...)) -> losses (E,)
+# (outputs (E, ...), targets (E, ...)) -> losses (E,)
+LossPerExample = Callable[[Tensor, Tensor], Tensor]
 
 
 class Task(Protocol):
@@ -37,19 +39,23 @@ class Task(Protocol):
 
     @property
     def held_examples(self) -> Sequence[int]:
-        """Private: how many examples each hosted node really holds, at most the declared number; the rest are blanks."""
+        """Private: how many examples each hosted node really holds, at most the declared number;
+        the rest are blanks."""
         ...
 
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs (N, E, ...) and targets (N, E, ...) of each node's own examples by their local numbers."""
+        """Return inputs (N, E, ...) and targets (N, E, ...) of each node's own examples by their
+        local numbers."""
         ...
 
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets for checks of the model: test data, or random ones of the same shapes."""
+        """Return inputs and targets for checks of the model: test data, or random ones of the same
+        shapes."""
         ...
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
-        """Return metric -> (K,) on public evaluation data; `accuracy` is the one that is printed first."""
+        """Return metric -> (K,) on public evaluation data; `accuracy` is the one that is printed
+        first."""
         ...
 
 
@@ -57,12 +63,14 @@ class MovableTask(Task, Protocol):
     """A task whose module and data can be put on a device."""
 
     def to(self, device: str) -> Task:
-        """Return the task with module and data on a device, where forward and backward passes then run."""
+        """Return the task with module and data on a device, where forward and backward passes then
+        run."""
         ...
 
 
 def random_like(rows: Tensor, count: int) -> Tensor:
-    """Return random rows of the shape and format of `rows`; whole numbers are 0 or 1, valid in any vocabulary."""
+    """Return random rows of the shape and format of `rows`; whole numbers are 0 or 1, valid in any
+    vocabulary."""
     shape = (count, *rows.shape[1:])
     with torch_seed(0, "rows for checks"):
         drawn = torch.randn(shape) if rows.is_floating_point() else torch.randint(0, 2, shape)
@@ -70,7 +78,8 @@ def random_like(rows: Tensor, count: int) -> Tensor:
 
 
 def gather(indices_NE: Tensor, held_examples: Sequence[int], *values: Tensor) -> tuple[Tensor, ...]:
-    """Look up each node's examples by their local numbers in tensors (J, ...) that hold one node after the other.
+    """Look up each node's examples by their local numbers in tensors (J, ...) that hold one node
+    after the other.
 
     Returns (N, E, ...) of each. Numbers of padding may point anywhere, past the end too.
     """
@@ -79,4 +88,6 @@ def gather(indices_NE: Tensor, held_examples: Sequence[int], *values: Tensor) ->
     if not total:  # every node of this process holds blanks alone
         return tuple(part.new_zeros(*indices_NE.shape, *part.shape[1:]) for part in values)
     flat = (indices_NE + starts_N1).reshape(-1).clamp_(max=max(total - 1, 0)).to(values[0].device)
-    return tuple(part.index_select(0, flat).view(*indices_NE.shape, *part.shape[1:]) for part in values)
+    return tuple(
+        part.index_select(0, flat).view(*indices_NE.shape, *part.shape[1:]) for part in values
+    )

@@ -40,7 +40,12 @@ class Classification:
 
     @classmethod
     def split(
-        cls, module: nn.Module, inputs: Tensor, labels: Tensor, parts: Sequence[Tensor], test: tuple[Tensor, Tensor]
+        cls,
+        module: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        parts: Sequence[Tensor],
+        test: tuple[Tensor, Tensor],
     ) -> Classification:
         """Give each hosted node its part (example numbers) of a data set."""
         order = torch.cat([torch.as_tensor(part) for part in parts])
@@ -49,7 +54,10 @@ class Classification:
 
     def to(self, device: str) -> Classification:
         """Return the task with module and data on a device."""
-        tensors = {name: getattr(self, name).to(device) for name in ("inputs", "labels", "test_inputs", "test_labels")}
+        tensors = {
+            name: getattr(self, name).to(device)
+            for name in ("inputs", "labels", "test_inputs", "test_labels")
+        }
         return replace(self, module=self.module.to(device), **tensors)
 
     @property
@@ -70,14 +78,18 @@ class Classification:
         """Return the accuracy of each model on the test set."""
         views = ParameterLayout.of(self.module).views(models_KD.to(self.test_inputs.device))
         rows = range(models_KD.shape[0])
-        accuracies = [self._accuracy({name: value[row] for name, value in views.items()}) for row in rows]
+        accuracies = [
+            self._accuracy({name: value[row] for name, value in views.items()}) for row in rows
+        ]
         return {"accuracy": torch.tensor(accuracies)}
 
     @torch.inference_mode()
     def _accuracy(self, parameters: dict[str, Tensor]) -> float:
         correct = 0
         for inputs, labels in zip(
-            self.test_inputs.split(EVALUATION_BATCH), self.test_labels.split(EVALUATION_BATCH), strict=True
+            self.test_inputs.split(EVALUATION_BATCH),
+            self.test_labels.split(EVALUATION_BATCH),
+            strict=True,
         ):
             outputs = functional_call(self.module, parameters, (inputs,))
             correct += int((outputs.argmax(-1) == labels).sum())

@@ -1,13 +1,14 @@
-"""Public features of an image: maps of one image at a time that look at no other data, so they cost no privacy.
+"""Public features of an image: maps of one image at a time that look at no other data, so they cost
+no privacy.
 
-A private linear model on good features beats a private network on pixels, because noise is added to every coordinate:
-the fewer a model needs, the better. Two things help a clipped gradient, and the maps below see to both: features have no
-large common part (it would use up the clip norm and tell nothing), and all images have the same norm.
+A private linear model on good features beats a private network on pixels, because noise is added to
+every coordinate: the fewer a model needs, the better. Two things help a clipped gradient, and the
+maps below see to both: features have no large common part (it would use up the clip norm and tell
+nothing), and all images have the same norm.
 
 Legend: E examples, C channels, H rows and W columns of an image, K channels of the features.
-References: Dalal, Triggs (2005), "Histograms of oriented gradients for human detection"; Tramer, Boneh (2021),
-arXiv 2011.11660, on hand-made features for private learning.
-"""
+References: Dalal, Triggs (2005), "Histograms of oriented gradients for human detection"; Tramer,
+Boneh (2021), arXiv 2011.11660, on hand-made features for private learning."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _FLOOR: Final = 0.01  # smallest deviation or norm to divide by: a blank image s
 
 
 class FeatureMap(Protocol):
-    """A map from images (E, C, H, W), uint8 or float32 in [0, 1], to float32 features (E, K, H', W')."""
+    """A map from images (E, C, H, W), uint8 or float32 in [0, 1], to float32 features (E, K, H',
+    W')."""
 
     @property
     def spec(self) -> str:
@@ -60,13 +62,18 @@ class Pixels:
 
     def apply(self, images: Tensor) -> Tensor:
         """Return values from 0 to 1."""
-        return images.to(torch.float32) / 255 if images.dtype == torch.uint8 else images.to(torch.float32)
+        return (
+            images.to(torch.float32) / 255
+            if images.dtype == torch.uint8
+            else images.to(torch.float32)
+        )
 
 
 @final
 @dataclass(frozen=True)
 class Standardize:
-    """Each image with mean zero and standard deviation one: (x - mean(x)) / max(deviation(x), 0.01)."""
+    """Each image with mean zero and standard deviation one: (x - mean(x)) / max(deviation(x),
+    0.01)."""
 
     spec: str = "standardize"
 
@@ -82,7 +89,8 @@ class Standardize:
 @final
 @dataclass(frozen=True)
 class LowFrequencies:
-    """The k x k lowest frequencies of the standardised image's orthonormal cosine transform, scaled to norm 2 k sqrt(C)."""
+    """The k x k lowest frequencies of the standardised image's orthonormal cosine transform, scaled
+    to norm 2 k sqrt(C)."""
 
     size: int
 
@@ -95,28 +103,33 @@ class LowFrequencies:
         """Return (C, k, k)."""
         if self.size > min(input_shape[1:]):
             raise ConfigError(
-                f"task.features = {self.spec!r}: images of {input_shape[1]} x {input_shape[2]} have fewer frequencies; "
+                f"task.features = {self.spec!r}: images of {input_shape[1]} x {input_shape[2]} "
+                "have fewer frequencies; "
                 f"try 'dct:{min(input_shape[1:])}'"
             )
         return input_shape[0], self.size, self.size
 
     def apply(self, images: Tensor) -> Tensor:
         """Return R x S^T with the first k cosine rows R, S for the image's height and width."""
-        self.output_shape((images.shape[1], images.shape[2], images.shape[3]))  # refuse images that are too small
+        # refuse images that are too small
+        self.output_shape((images.shape[1], images.shape[2], images.shape[3]))
         rows, columns = (cosines(self.size, side).to(images.device) for side in images.shape[2:])
         norm = 2 * self.size * math.sqrt(images.shape[1])
-        return in_chunks(lambda chunk: scale_to_norm(rows @ _standardize(chunk) @ columns.T, norm), images)
+        return in_chunks(
+            lambda chunk: scale_to_norm(rows @ _standardize(chunk) @ columns.T, norm), images
+        )
 
 
 @final
 @dataclass(frozen=True)
 class OrientedGradients:
-    """Histograms of gradient directions in cells of 4 x 4 pixels (2 x 2 below 16 pixels), scaled to norm 8.
+    """Histograms of gradient directions in cells of 4 x 4 pixels (2 x 2 below 16 pixels), scaled to
+    norm 8.
 
-    A pixel's gradient length is shared between the two nearest of `orientations` directions round the full circle, and
-    between the nearest cells (tents). Each cell holds square roots minus their mean over directions. Of a colour image
-    the channel with the longest gradient counts, and the colours themselves follow as a small picture.
-    """
+    A pixel's gradient length is shared between the two nearest of `orientations` directions round
+    the full circle, and between the nearest cells (tents). Each cell holds square roots minus their
+    mean over directions. Of a colour image the channel with the longest gradient counts, and the
+    colours themselves follow as a small picture."""
 
     orientations: int
 
@@ -126,7 +139,8 @@ class OrientedGradients:
         return f"hog:{self.orientations}"
 
     def output_shape(self, input_shape: Shape) -> Shape:
-        """Return (orientations, cells down, cells across); colour images have one more channel per colour."""
+        """Return (orientations, cells down, cells across); colour images have one more channel per
+        colour."""
         channels, height, width = input_shape
         colours = channels if channels > 1 else 0
         return self.orientations + colours, num_cells(height), num_cells(width)
@@ -145,10 +159,13 @@ class OrientedGradients:
         colours = down @ pixels @ across.T
         colours -= colours.mean((1, 2, 3), keepdim=True)
         unit = HOG_NORM / math.hypot(1, COLOUR_WEIGHT)
-        return torch.cat([scale_to_norm(roots, unit), scale_to_norm(colours, COLOUR_WEIGHT * unit)], 1)
+        return torch.cat(
+            [scale_to_norm(roots, unit), scale_to_norm(colours, COLOUR_WEIGHT * unit)], 1
+        )
 
     def _votes(self, pixels: Tensor) -> Tensor:
-        """Return (E, orientations, H, W): each pixel's gradient length, shared between the two nearest directions."""
+        """Return (E, orientations, H, W): each pixel's gradient length, shared between the two
+        nearest directions."""
         framed = pad(pixels, (1, 1, 1, 1), mode="replicate")
         across = framed[:, :, 1:-1, 2:] - framed[:, :, 1:-1, :-2]
         down = framed[:, :, 2:, 1:-1] - framed[:, :, :-2, 1:-1]
@@ -167,7 +184,8 @@ def num_cells(side: int) -> int:
 
 
 def in_chunks(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Apply a map to some hundred images at a time, whose intermediate results then stay in the processor's cache."""
+    """Apply a map to some hundred images at a time, whose intermediate results then stay in the
+    processor's cache."""
     first = function(images[:CHUNK])
     features = first.new_empty(len(images), *first.shape[1:])
     features[:CHUNK] = first
@@ -184,7 +202,8 @@ def _standardize(images: Tensor) -> Tensor:
 
 
 def cosines(num_frequencies: int, num_points: int) -> Tensor:
-    """Return the first rows of the orthonormal cosine transform (DCT-II), (num_frequencies, num_points)."""
+    """Return the first rows of the orthonormal cosine transform (DCT-II), (num_frequencies,
+    num_points)."""
     frequency = torch.arange(num_frequencies, dtype=torch.float32)[:, None]
     point = torch.arange(num_points, dtype=torch.float32) + 0.5
     rows = torch.cos(math.pi * frequency * point / num_points) * math.sqrt(2 / num_points)
@@ -193,14 +212,18 @@ def cosines(num_frequencies: int, num_points: int) -> Tensor:
 
 
 def scale_to_norm(features: Tensor, norm: float) -> Tensor:
-    """Scale the features of each example (E, ...) to one Euclidean norm; near-zero features stay small."""
+    """Scale the features of each example (E, ...) to one Euclidean norm; near-zero features stay
+    small."""
     own = features.flatten(1).norm(dim=1).clamp_min(_FLOOR)
     return features * (norm / own).view(-1, *[1] * (features.dim() - 1))
 
 
 def tents(num_cells: int, num_points: int) -> Tensor:
-    """Return (num_cells, num_points): weighted means over overlapping tents, one per cell, each as wide as two cells."""
+    """Return (num_cells, num_points): weighted means over overlapping tents, one per cell, each as
+    wide as two cells."""
     width = num_points / num_cells
     centre = (torch.arange(num_cells, dtype=torch.float32)[:, None] + 0.5) * width - 0.5
-    weight = (1 - (torch.arange(num_points, dtype=torch.float32) - centre).abs() / width).clamp_min(0)
+    weight = (1 - (torch.arange(num_points, dtype=torch.float32) - centre).abs() / width).clamp_min(
+        0
+    )
     return weight / weight.sum(1, keepdim=True)

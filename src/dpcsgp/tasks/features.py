@@ -21,7 +21,13 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.records.files import write_atomically
 from dpcsgp.tasks.downloads.datasets import ImageData, cache_folder
 from dpcsgp.tasks.downloads.sources import Progress, no_progress
-from dpcsgp.tasks.feature_maps import FeatureMap, LowFrequencies, OrientedGradients, Pixels, Standardize
+from dpcsgp.tasks.feature_maps import (
+    FeatureMap,
+    LowFrequencies,
+    OrientedGradients,
+    Pixels,
+    Standardize,
+)
 
 FEATURE_CHOICES: Final = "'none', 'standardize', 'dct:8', 'hog:8'"
 _VERSION: Final = 1  # part of every cached file's name: raise it when a map changes
@@ -47,9 +53,13 @@ def parse_features(spec: str) -> FeatureMap:
 
 
 def compute_features(
-    data: ImageData, features: FeatureMap, cache_dir: Path | None = None, progress: Progress | None = None
+    data: ImageData,
+    features: FeatureMap,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return float32 features of all training and all test images, from the cache if they were computed before."""
+    """Return float32 features of all training and all test images, from the cache if they were
+    computed before."""
     images = (data.train_inputs, data.test_inputs)
     if isinstance(features, _CHEAP):
         return features.apply(images[0]), features.apply(images[1])
@@ -61,15 +71,23 @@ def compute_features(
         return cached
     total = len(images[0]) + len(images[1])
     report = progress or no_progress
-    train = _apply(features, images[0], lambda done: report(f"features {features.spec}", done, total))
-    test = _apply(features, images[1], lambda done: report(f"features {features.spec}", len(train) + done, total))
+    train = _apply(
+        features, images[0], lambda done: report(f"features {features.spec}", done, total)
+    )
+    test = _apply(
+        features,
+        images[1],
+        lambda done: report(f"features {features.spec}", len(train) + done, total),
+    )
     _write(path, train, test)
     return train, test
 
 
 def _number(spec: str, text: str, low: int, high: int, meaning: str, example: str) -> int:
     if not text.isdecimal() or not low <= int(text) <= high:
-        raise ConfigError(f"task.features = {spec!r}: expected {meaning} from {low} to {high}; try {example!r}")
+        raise ConfigError(
+            f"task.features = {spec!r}: expected {meaning} from {low} to {high}; try {example!r}"
+        )
     return int(text)
 
 
@@ -89,7 +107,8 @@ def _checksum(*tensors: Tensor) -> str:
 
 
 def _write(path: Path, train: Tensor, test: Tensor) -> None:
-    """Keep features for the next run; a full or read-only disk only means that they are computed again."""
+    """Keep features for the next run; a full or read-only disk only means that they are computed
+    again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         body = save({"train": train, "test": test}, metadata={"sha256": _checksum(train, test)})
@@ -104,5 +123,7 @@ def _read(path: Path, shapes: list[tuple[int, ...]]) -> tuple[Tensor, Tensor] | 
             known = (file.metadata() or {}).get("sha256")
     except (OSError, SafetensorError):
         return None
-    good = [tuple(part.shape) for part in (train, test)] == shapes and known == _checksum(train, test)
+    good = [tuple(part.shape) for part in (train, test)] == shapes and known == _checksum(
+        train, test
+    )
     return (train, test) if good else None

@@ -1,10 +1,10 @@
-"""The networks that can be named in a config; none of them mixes examples or works in place, so all can be private.
+"""The networks that can be named in a config; none of them mixes examples or works in place, so all
+can be private.
 
-Legend: E examples, C channels, H rows and W columns of an input.
-References: "cnn" follows Papernot et al. (2021), arXiv 2007.14191; "resnet18" follows He et al. (2016), arXiv 1512.03385
-with the stem for small images, GroupNorm (Wu, He 2018, arXiv 1803.08494) where BatchNorm would mix examples, and the
-last scale of every block at zero (Goyal et al. 2017, arXiv 1706.02677).
-"""
+Legend: E examples, C channels, H rows and W columns of an input. References: "cnn" follows Papernot
+et al. (2021), arXiv 2007.14191; "resnet18" follows He et al. (2016), arXiv 1512.03385 with the stem
+for small images, GroupNorm (Wu, He 2018, arXiv 1803.08494) where BatchNorm would mix examples, and
+the last scale of every block at zero (Goyal et al. 2017, arXiv 1706.02677)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Shape = Sequence[int]
 def build_model(spec: str, input_shape: Shape, num_classes: int) -> nn.Module:
     """Return a new network for inputs (E, *input_shape) with outputs (E, num_classes).
 
-    "logistic" and "mlp:..." are `nn.Sequential` of Flatten, Linear and ReLU only, which the clipping engine knows how to
-    do fast. "logistic" starts at zero, the others at PyTorch's random initial weights.
-    """
+    "logistic" and "mlp:..." are `nn.Sequential` of Flatten, Linear and ReLU only, which the
+    clipping engine knows how to do fast. "logistic" starts at zero, the others at PyTorch's random
+    initial weights."""
     kind, _, widths = check_model(spec).partition(":")
     if num_classes < 2:
         raise ConfigError(f"num_classes = {num_classes}: expected at least 2")
@@ -44,7 +44,10 @@ def check_model(spec: str) -> str:
     kind, colon, widths = spec.partition(":")
     if kind == "mlp":
         if not all(width.strip().isdecimal() and int(width) > 0 for width in widths.split(",")):
-            raise ConfigError(f"task.model = {spec!r}: expected hidden widths above 0; try 'mlp:128' or 'mlp:128,64'")
+            raise ConfigError(
+                f"task.model = {spec!r}: expected hidden widths above 0; try 'mlp:128' or "
+                "'mlp:128,64'"
+            )
     elif kind not in _PLAIN:
         near = difflib.get_close_matches(kind, ("mlp", *_PLAIN), n=1)
         hint = f"did you mean {near[0]!r}?" if near else "no such model;"
@@ -69,13 +72,16 @@ def _logistic(input_shape: Shape, num_classes: int) -> nn.Sequential:
 
 
 def _cnn(input_shape: Shape, num_classes: int) -> nn.Sequential:
-    """Two convolutions and two linear layers with tanh; 26,010 parameters for MNIST, 37,274 for CIFAR-10."""
+    """Two convolutions and two linear layers with tanh; 26,010 parameters for MNIST, 37,274 for
+    CIFAR-10."""
     channels, height, width = _image_shape("cnn", input_shape)
     if min(height, width) < _SMALLEST_SIDE:
         raise ConfigError(
-            f"task.model = 'cnn': inputs of {height} x {width} are too small (at least {_SMALLEST_SIDE}); try 'mlp:128'"
+            f"task.model = 'cnn': inputs of {height} x {width} are too small (at least "
+            f"{_SMALLEST_SIDE}); try 'mlp:128'"
         )
-    # window 8 stride 2 pad 3 halves; pooling loses one; window 4 stride 2 gives (side // 2 - 3) // 2; pooling loses one
+    # window 8 stride 2 pad 3 halves; pooling loses one; window 4 stride 2 gives (side // 2 - 3) //
+    # 2; pooling loses one
     rows, columns = ((side // 2 - 5) // 2 for side in (height, width))
     return nn.Sequential(
         *(nn.Conv2d(channels, 16, 8, stride=2, padding=3), nn.Tanh(), nn.MaxPool2d(2, stride=1)),
@@ -85,7 +91,8 @@ def _cnn(input_shape: Shape, num_classes: int) -> nn.Sequential:
 
 
 def _resnet18(input_shape: Shape, num_classes: int) -> nn.Sequential:
-    """Stem of 3 x 3 without pooling, four stages of two blocks; 11,173,962 parameters for CIFAR-10."""
+    """Stem of 3 x 3 without pooling, four stages of two blocks; 11,173,962 parameters for
+    CIFAR-10."""
     channels, _, _ = _image_shape("resnet18", input_shape)
     stages = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
     blocks = [
@@ -94,7 +101,9 @@ def _resnet18(input_shape: Shape, num_classes: int) -> nn.Sequential:
         for block in (ResidualBlock(fan_in, fan_out, stride), ResidualBlock(fan_out, fan_out, 1))
     ]
     stem = (_conv3(channels, 64, 1), nn.GroupNorm(_GROUPS, 64), nn.ReLU())
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes)
+    )
 
 
 @final
@@ -109,9 +118,12 @@ class ResidualBlock(nn.Module):
         )
         same = fan_in == fan_out and stride == 1
         projection = nn.Conv2d(fan_in, fan_out, 1, stride=stride, bias=False)
-        self.shortcut = nn.Identity() if same else nn.Sequential(projection, nn.GroupNorm(_GROUPS, fan_out))
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(projection, nn.GroupNorm(_GROUPS, fan_out))
+        )
         self.relu = nn.ReLU()
-        # A block starts as its shortcut: examples then agree far more on where to go, which is what survives the noise.
+        # A block starts as its shortcut: examples then agree far more on where to go, which is what
+        # survives the noise.
         nn.init.zeros_(self.residual[-1].weight)  # pyright: ignore[reportArgumentType]
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -125,7 +137,10 @@ def _conv3(fan_in: int, fan_out: int, stride: int) -> nn.Conv2d:
 
 def _image_shape(model: str, input_shape: Shape) -> tuple[int, int, int]:
     if len(input_shape) != 3:
-        raise ConfigError(f"task.model = {model!r}: expected inputs (C, H, W), got {tuple(input_shape)}; try 'mlp:128'")
+        raise ConfigError(
+            f"task.model = {model!r}: expected inputs (C, H, W), got {tuple(input_shape)}; try "
+            "'mlp:128'"
+        )
     channels, height, width = input_shape
     return channels, height, width
 

@@ -1,6 +1,8 @@
-"""A user's own examples: any map-style dataset of (input, target) pairs, or two tensors, stacked once.
+"""A user's own examples: any map-style dataset of (input, target) pairs, or two tensors, stacked
+once.
 
-Errors name the node and the example; they are raised on the machine that holds the data, before it meets any other.
+Errors name the node and the example; they are raised on the machine that holds the data, before it
+meets any other.
 
 Legend: J examples.
 """
@@ -17,7 +19,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from dpcsgp.errors import DataError
 
-NodeData = Dataset[Any] | Sequence[Any] | tuple[Tensor, Tensor] | tuple[np.ndarray, np.ndarray] | None
+NodeData = (
+    Dataset[Any] | Sequence[Any] | tuple[Tensor, Tensor] | tuple[np.ndarray, np.ndarray] | None
+)
 
 
 def count_examples(data: NodeData, where: str) -> int:
@@ -29,13 +33,15 @@ def count_examples(data: NodeData, where: str) -> int:
         return len(pair[0]) if pair else len(data)  # type: ignore[arg-type]
     except TypeError:
         raise DataError(
-            f"{where}: {type(data).__name__} has no length; give a map-style dataset (with __len__ and __getitem__) or a "
+            f"{where}: {type(data).__name__} has no length; give a map-style dataset (with "
+            "__len__ and __getitem__) or a "
             "pair of tensors (inputs, targets)"
         ) from None
 
 
 def stack_examples(data: NodeData, where: str) -> tuple[Tensor, Tensor]:
-    """Return inputs (J, ...) and targets (J, ...) of one node; floating-point numbers become float32, whole ones int64."""
+    """Return inputs (J, ...) and targets (J, ...) of one node; floating-point numbers become
+    float32, whole ones int64."""
     pair = _pair(data)
     if pair is None:
         items = [_item(data, index, where) for index in range(count_examples(data, where))]
@@ -45,7 +51,9 @@ def stack_examples(data: NodeData, where: str) -> tuple[Tensor, Tensor]:
         )
     inputs, targets = (torch.as_tensor(part) for part in pair)
     if len(inputs) != len(targets):
-        raise DataError(f"{where}: {len(inputs)} inputs but {len(targets)} targets; give one target per input")
+        raise DataError(
+            f"{where}: {len(inputs)} inputs but {len(targets)} targets; give one target per input"
+        )
     return _plain(inputs, keep_bytes=True), _plain(targets)
 
 
@@ -58,7 +66,8 @@ def check_labels(labels: Tensor, num_outputs: int, where: str) -> None:
     if bool(wrong.any()):
         index = int(wrong.nonzero()[0])
         raise DataError(
-            f"{where}, example {index}: label {labels[index].tolist()}, but the model has {num_outputs} outputs; labels "
+            f"{where}, example {index}: label {labels[index].tolist()}, but the model has "
+            f"{num_outputs} outputs; labels "
             f"run from 0 to {num_outputs - 1}"
         )
 
@@ -67,7 +76,11 @@ def _pair(data: Any) -> tuple[Any, Any] | None:
     """Return (inputs, targets) if the data are whole tensors or arrays already."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
-    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
+    if (
+        isinstance(data, tuple)
+        and len(data) == 2
+        and all(isinstance(part, Tensor | np.ndarray) for part in data)
+    ):
         return data[0], data[1]
     return None
 
@@ -76,10 +89,16 @@ def _item(data: Any, index: int, where: str) -> tuple[Tensor, Tensor]:
     try:
         item = data[index]
     except Exception as error:
-        raise DataError(f"{where}, example {index}: cannot be read ({type(error).__name__}: {error})") from error
+        raise DataError(
+            f"{where}, example {index}: cannot be read ({type(error).__name__}: {error})"
+        ) from error
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise DataError(f"{where}, example {index}: expected a pair (input, target), got {type(item).__name__}")
-    return _tensor(item[0], f"{where}, example {index}: input"), _tensor(item[1], f"{where}, example {index}: target")
+        raise DataError(
+            f"{where}, example {index}: expected a pair (input, target), got {type(item).__name__}"
+        )
+    return _tensor(item[0], f"{where}, example {index}: input"), _tensor(
+        item[1], f"{where}, example {index}: target"
+    )
 
 
 def _tensor(value: Any, where: str) -> Tensor:
@@ -88,7 +107,8 @@ def _tensor(value: Any, where: str) -> Tensor:
     if isinstance(value, np.ndarray | np.generic | int | float):
         return torch.as_tensor(value)
     raise DataError(
-        f"{where} is of type {type(value).__name__}; expected a tensor, an array or a number (for images, for example, add "
+        f"{where} is of type {type(value).__name__}; expected a tensor, an array or a number "
+        "(for images, for example, add "
         "torchvision's ToTensor() as the dataset's transform)"
     )
 
@@ -97,8 +117,10 @@ def _stacked(parts: list[Tensor], name: str, where: str) -> Tensor:
     for index, part in enumerate(parts):
         if part.shape != parts[0].shape:
             raise DataError(
-                f"{where}, example {index}: {name} has the shape {tuple(part.shape)}, example 0 has "
-                f"{tuple(parts[0].shape)}; all examples need the same shape (crop, resize or pad them)"
+                f"{where}, example {index}: {name} has the shape {tuple(part.shape)}, example 0 "
+                "has "
+                f"{tuple(parts[0].shape)}; all examples need the same shape (crop, resize or pad "
+                "them)"
             )
     return torch.stack(parts) if parts else torch.zeros(0)
 

@@ -1,11 +1,11 @@
-"""Deal the examples of a data set out to nodes: evenly, by a Dirichlet law over labels, or by shards of sorted labels.
+"""Deal the examples of a data set out to nodes: evenly, by a Dirichlet law over labels, or by
+shards of sorted labels.
 
-Every example goes to exactly one node, and every node gets at least one. The deal follows from a public seed: who holds
-how many examples of which number is public, which pictures they are is not.
+Every example goes to exactly one node, and every node gets at least one. The deal follows from a
+public seed: who holds how many examples of which number is public, which pictures they are is not.
 
-Legend: E examples, n nodes.
-Reference: Dirichlet split, Hsu, Qi, Brown (2019), arXiv 1909.06335; shards, McMahan et al. (2017), arXiv 1602.05629.
-"""
+Legend: E examples, n nodes. Reference: Dirichlet split, Hsu, Qi, Brown (2019), arXiv 1909.06335;
+shards, McMahan et al. (2017), arXiv 1602.05629."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def partition(labels: np.ndarray, num_nodes: int, spec: str, seed: int) -> list[
     """Return the sorted example numbers of each node.
 
     * "iid": shuffled and cut; sizes differ by at most one;
-    * "dirichlet:a": the examples of each class are shared in proportions drawn from Dirichlet(a, ..., a), so small a means
-      skewed labels and uneven sizes; a node left without any example takes one from the largest node;
+    * "dirichlet:a": the examples of each class are shared in proportions drawn from Dirichlet(a,
+      ..., a), so small a means skewed labels and uneven sizes; a node left without any example
+      takes one from the largest node;
     * "shards:s": sorted by label, cut into n * s shards of equal size, s random shards per node.
     """
     kind, parameter = _parse(spec)
@@ -36,7 +37,8 @@ def partition(labels: np.ndarray, num_nodes: int, spec: str, seed: int) -> list[
         raise ConfigError(f"graph.num_nodes = {num_nodes}: expected at least one node")
     if len(labels) < pieces:
         raise ConfigError(
-            f"graph.num_nodes = {num_nodes}, task.partition = {spec!r}: {len(labels)} examples cannot be cut into "
+            f"graph.num_nodes = {num_nodes}, task.partition = {spec!r}: {len(labels)} examples "
+            "cannot be cut into "
             f"{pieces} parts; use at most {len(labels) * num_nodes // pieces} nodes"
         )
     random = numpy_generator(seed, "partition")
@@ -63,12 +65,17 @@ def _parse(spec: str) -> tuple[str, float]:
     if kind == "dirichlet":
         concentration = _number(text)
         if not (0 < concentration < math.inf):
-            raise ConfigError(f"task.partition = {spec!r}: expected a concentration above 0; try 'dirichlet:0.5'")
+            raise ConfigError(
+                f"task.partition = {spec!r}: expected a concentration above 0; try 'dirichlet:0.5'"
+            )
         return "dirichlet", concentration
     if kind == "shards":
         shards = _number(text)
         if not (shards >= 1 and shards == int(shards)):
-            raise ConfigError(f"task.partition = {spec!r}: expected a whole number of shards per node; try 'shards:2'")
+            raise ConfigError(
+                f"task.partition = {spec!r}: expected a whole number of shards per node; try "
+                "'shards:2'"
+            )
         return "shards", shards
     near = difflib.get_close_matches(kind, ("iid", "dirichlet", "shards"), n=1)
     hint = f"did you mean {near[0]!r}?" if near else "no such partition;"
@@ -83,7 +90,9 @@ def _number(text: str) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def _shards(labels: np.ndarray, num_nodes: int, per_node: int, random: np.random.Generator) -> list[np.ndarray]:
+def _shards(
+    labels: np.ndarray, num_nodes: int, per_node: int, random: np.random.Generator
+) -> list[np.ndarray]:
     shuffled = random.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     shards = np.array_split(by_label, num_nodes * per_node)
@@ -98,7 +107,9 @@ def _dirichlet(
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
         shares = random.dirichlet(np.full(num_nodes, concentration))
-        if not np.isfinite(shares).all():  # a tiny concentration underflows: all of the class to one node
+        if not np.isfinite(
+            shares
+        ).all():  # a tiny concentration underflows: all of the class to one node
             shares = np.eye(num_nodes)[random.integers(num_nodes)]
         cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
         for node, piece in enumerate(np.split(members, cuts)):

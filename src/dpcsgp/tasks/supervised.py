@@ -18,21 +18,25 @@ from dpcsgp.parameters import ParameterLayout
 from dpcsgp.tasks.base import LossPerExample, gather, random_like
 from dpcsgp.tasks.classification import EVALUATION_BATCH, cross_entropy_per_example
 
-Metric = Callable[[Any, Tensor], Tensor | float]  # (outputs (J, ...), targets (J, ...)) of the test set -> one number
+# (outputs (J, ...), targets (J, ...)) of the test set -> one number
+Metric = Callable[[Any, Tensor], Tensor | float]
 
 
 def squared_error_per_example(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return each example's squared error, the mean over its outputs; outputs (E, 1) fit targets (E,)."""
+    """Return each example's squared error, the mean over its outputs; outputs (E, 1) fit targets
+    (E,)."""
     if outputs.numel() != targets.numel():
         raise ModelError(
-            f'loss = "mse": the model gives {tuple(outputs.shape)} for targets {tuple(targets.shape)}; make them the same '
+            f'loss = "mse": the model gives {tuple(outputs.shape)} for targets '
+            f"{tuple(targets.shape)}; make them the same "
             "shape, such as (examples, values)"
         )
     return (outputs.reshape(targets.shape) - targets).square().reshape(len(targets), -1).mean(dim=1)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Return the share of examples whose largest output is the target (of probabilities, the largest of these)."""
+    """Return the share of examples whose largest output is the target (of probabilities, the
+    largest of these)."""
     if targets.is_floating_point() and targets.shape == outputs.shape:
         targets = targets.argmax(1)
     return float((outputs.argmax(1) == targets).double().mean())
@@ -52,7 +56,8 @@ LOSSES: Final[dict[str, tuple[LossPerExample, dict[str, Metric]]]] = {
 @final
 @dataclass(frozen=True)
 class Supervised:
-    """A module trained by a loss per example, evaluated by metrics on public test data (None: not evaluated)."""
+    """A module trained by a loss per example, evaluated by metrics on public test data (None: not
+    evaluated)."""
 
     module: nn.Module
     inputs: Tensor  # (J, ...), the hosted nodes' examples one node after the other
@@ -91,7 +96,8 @@ class Supervised:
         return self.test[0][:count], self.test[1][:count]
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
-        """Return each metric of each model on the test set; the module is in eval() mode meanwhile."""
+        """Return each metric of each model on the test set; the module is in eval() mode
+        meanwhile."""
         if self.test is None:
             return {}
         views = ParameterLayout.of(self.module).views(models_KD.to(self.inputs.device))
@@ -99,7 +105,8 @@ class Supervised:
         self.module.eval()
         try:
             found = [
-                self._metrics({name: value[row] for name, value in views.items()}) for row in range(len(models_KD))
+                self._metrics({name: value[row] for name, value in views.items()})
+                for row in range(len(models_KD))
             ]
         finally:
             self.module.train(mode)
@@ -109,9 +116,14 @@ class Supervised:
     def _metrics(self, parameters: dict[str, Tensor]) -> dict[str, float]:
         assert self.test is not None
         inputs, targets = self.test
-        parts = [functional_call(self.module, parameters, (batch,)) for batch in inputs.split(EVALUATION_BATCH)]
+        parts = [
+            functional_call(self.module, parameters, (batch,))
+            for batch in inputs.split(EVALUATION_BATCH)
+        ]
         outputs = torch.cat(parts) if isinstance(parts[0], Tensor) else _joined(parts)
-        return {name: _number(name, metric(outputs, targets)) for name, metric in self.metrics.items()}
+        return {
+            name: _number(name, metric(outputs, targets)) for name, metric in self.metrics.items()
+        }
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -126,4 +138,6 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigError(f"metrics[{name!r}]: expected one number for the whole test set, got {shape}") from None
+        raise ConfigError(
+            f"metrics[{name!r}]: expected one number for the whole test set, got {shape}"
+        ) from None

@@ -1,15 +1,16 @@
 """Sum per-example clipped gradients of all hosted nodes without storing per-example gradients.
 
-Clipping is what makes an example's influence bounded: g_e is scaled by min(1, clip_norm / |g_e|) before it is summed,
-so adding or removing one example moves the sum by at most `clip_norm`. An example whose squared gradient norm is not
-finite counts as zero, silently and without a branch on the data: to stop or to warn would reveal it. So does an example
-on which model or loss raise an error.
+Clipping is what makes an example's influence bounded: g_e is scaled by min(1, clip_norm / |g_e|)
+before it is summed, so adding or removing one example moves the sum by at most `clip_norm`. An
+example whose squared gradient norm is not finite counts as zero, silently and without a branch on
+the data: to stop or to warn would reveal it. So does an example on which model or loss raise an
+error.
 
-The examples are computed in passes of a public shape (see `passes`): blank rows fill the places that no example takes.
+The examples are computed in passes of a public shape (see `passes`): blank rows fill the places
+that no example takes.
 
-Legend: N hosted nodes, E places for examples, P places of a pass, M augmented views of an example, D coordinates.
-Reference: Abadi et al., "Deep learning with differential privacy" (2016).
-"""
+Legend: N hosted nodes, E places for examples, P places of a pass, M augmented views of an example,
+D coordinates. Reference: Abadi et al., "Deep learning with differential privacy" (2016)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from dpcsgp.privacy.passes import PassShape
 
 __all__ = ["ClippingEngine", "Loss", "clipping_engine"]
 
-SMALLEST_CLIP: Final = 2.0**-30  # below, roundings of the smallest float32 numbers would no longer be negligible
+# below, roundings of the smallest float32 numbers would no longer be negligible
+SMALLEST_CLIP: Final = 2.0**-30
 LARGEST_CLIP: Final = 2.0**60  # above, float32 sums of many examples might overflow
 _DEFAULT_SHAPE: Final = PassShape()
 
@@ -39,7 +41,8 @@ class PassEngine(Protocol):
     """Sums the clipped gradients of one pass."""
 
     def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
-        """Find out, on public zeros of the inputs' shape, how to treat the model; warn of what will be slow."""
+        """Find out, on public zeros of the inputs' shape, how to treat the model; warn of what will
+        be slow."""
         ...
 
     def pass_sum(
@@ -52,7 +55,8 @@ class PassEngine(Protocol):
         shape: PassShape,
         see: Callable[[str, Tensor], None] | None = None,
     ) -> Tensor:
-        """Return the clipped sum of one pass; with `see`, only show it what each row contributes (for checks)."""
+        """Return the clipped sum of one pass; with `see`, only show it what each row contributes
+        (for checks)."""
         ...
 
     def slower(self) -> PassEngine | None:
@@ -63,7 +67,9 @@ class PassEngine(Protocol):
         """Return an engine for the model without random layers, if it has any."""
         ...
 
-    def checked_places(self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape) -> tuple[int, int]:
+    def checked_places(
+        self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape
+    ) -> tuple[int, int]:
         """Return how many nodes and places a check has to fill."""
         ...
 
@@ -80,24 +86,25 @@ class ClippingEngine(Protocol):
         clip_norm: float,
         shape: PassShape = _DEFAULT_SHAPE,
     ) -> Tensor:
-        """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples of every node: (N, D).
+        """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples of every node: (N,
+        D).
 
-        g_e is the gradient of loss(module(x_e), y_e) at the node's parameters, in the order of `ParameterLayout`.
-        `inputs` is (N, E, *input shape), or (N, E, M, *input shape) with M > 1 augmented views, over which the loss of
-        an example is averaged before clipping; `targets` is (N, E, ...). Places with `present_NE` false are blank:
-        whatever they hold is set to zero, in place, and contributes exactly zero. What one example contributes is the
-        same bits whatever the others are. The sum is in double precision if it took several passes.
-        """
+        g_e is the gradient of loss(module(x_e), y_e) at the node's parameters, in the order of
+        `ParameterLayout`. `inputs` is (N, E, *input shape), or (N, E, M, *input shape) with M > 1
+        augmented views, over which the loss of an example is averaged before clipping; `targets` is
+        (N, E, ...). Places with `present_NE` false are blank: whatever they hold is set to zero, in
+        place, and contributes exactly zero. What one example contributes is the same bits whatever
+        the others are. The sum is in double precision if it took several passes."""
         ...
 
 
 def clipping_engine(module: nn.Module, loss: Loss, views: int = 1) -> CheckedEngine:
-    """Choose how to clip for a model: all nodes at once for stacks of linear layers, layer by layer otherwise.
+    """Choose how to clip for a model: all nodes at once for stacks of linear layers, layer by layer
+    otherwise.
 
-    `loss(outputs, targets)` returns one value per example, as with `reduction="none"`. The module itself is not changed
-    and its parameter values are not used, except frozen ones; its mode (`train()` or `eval()`) is. Raises ModelError
-    for models that cannot be trained privately.
-    """
+    `loss(outputs, targets)` returns one value per example, as with `reduction="none"`. The module
+    itself is not changed and its parameter values are not used, except frozen ones; its mode
+    (`train()` or `eval()`) is. Raises ModelError for models that cannot be trained privately."""
     check_model(module)
     if views < 1:
         raise ConfigError(f"task.augmentation_multiplicity = {views}: expected at least 1")
@@ -110,15 +117,15 @@ def clipping_engine(module: nn.Module, loss: Loss, views: int = 1) -> CheckedEng
 
 @final
 class CheckedEngine:
-    """Refuses arguments whose shapes do not fit, cuts the examples into passes, and lets no example stop a pass."""
+    """Refuses arguments whose shapes do not fit, cuts the examples into passes, and lets no example
+    stop a pass."""
 
     def __init__(self, engine: PassEngine, layout: ParameterLayout, views: int) -> None:
         self.engine = engine
         self._layout = layout
         self._views = views
-        self._threads = (
-            torch.get_num_threads()
-        )  # kernels share out their work by it: all passes, checks too, have the same
+        # kernels share out their work by it: all passes, checks too, have the same
+        self._threads = torch.get_num_threads()
 
     def slower(self) -> CheckedEngine | None:
         """Return an engine that passes fewer rows at a time; None where there are no fewer."""
@@ -149,7 +156,9 @@ class CheckedEngine:
                 everybody = slice(None)
                 groups = [everybody] if number < shape.passes else _nodes_with_examples(present_NP)
                 for nodes in groups:
-                    arguments = (part[nodes] for part in (parameters_ND, examples, labels, present_NP))
+                    arguments = (
+                        part[nodes] for part in (parameters_ND, examples, labels, present_NP)
+                    )
                     sum_ND = self._pass_sum(*arguments, clip_norm, shape)  # pyright: ignore[reportCallIssue]
                     if number == 0:
                         total_ND = sum_ND
@@ -159,11 +168,15 @@ class CheckedEngine:
         return total_ND
 
     def without_chance(self, public: Tensor) -> CheckedEngine:
-        """Return an engine for the model without random layers, if it has any (in eval() mode then)."""
+        """Return an engine for the model without random layers, if it has any (in eval() mode
+        then)."""
         return CheckedEngine(self.engine.without_chance(public), self._layout, self._views)
 
-    def checked_places(self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape) -> tuple[int, int]:
-        """Return how many nodes and places a check has to fill, for rows (K, ...) of inputs like these."""
+    def checked_places(
+        self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape
+    ) -> tuple[int, int]:
+        """Return how many nodes and places a check has to fill, for rows (K, ...) of inputs like
+        these."""
         return self.engine.checked_places(parameters_ND, inputs, shape)
 
     def rows(
@@ -175,7 +188,8 @@ class CheckedEngine:
         clip_norm: float,
         shape: PassShape,
     ) -> list[tuple[str, Tensor]]:
-        """Return, by name, what the rows of one pass contribute (for checks on public rows): rows on the first axis.
+        """Return, by name, what the rows of one pass contribute (for checks on public rows): rows
+        on the first axis.
 
         All nodes' rows come one after the other, M of them for an example with M views.
         """
@@ -201,15 +215,25 @@ class CheckedEngine:
         clip_norm: float,
         shape: PassShape,
     ) -> Tensor:
-        """Sum one pass. Examples on which model or loss raise count as zero: nobody may learn that there was one."""
+        """Sum one pass. Examples on which model or loss raise count as zero: nobody may learn that
+        there was one."""
         try:
             return self._run(parameters_ND, inputs, targets, present_NP, clip_norm, shape)
         except Exception:
             absent_NP = torch.zeros_like(present_NP)
         # What fails on blank rows, too, fails in public and is raised here.
-        self._run(parameters_ND, torch.zeros_like(inputs), torch.zeros_like(targets), absent_NP, clip_norm, shape)
+        self._run(
+            parameters_ND,
+            torch.zeros_like(inputs),
+            torch.zeros_like(targets),
+            absent_NP,
+            clip_norm,
+            shape,
+        )
         places = range(present_NP.numel())
-        return self._sum_of_what_runs(parameters_ND, inputs, targets, present_NP, clip_norm, shape, places)
+        return self._sum_of_what_runs(
+            parameters_ND, inputs, targets, present_NP, clip_norm, shape, places
+        )
 
     def _sum_of_what_runs(
         self,
@@ -223,17 +247,21 @@ class CheckedEngine:
     ) -> Tensor:
         """Sum what does not raise, by halves of the places (of all nodes together).
 
-        The others keep their places in passes of the same shape, and so their bits; where is cut does not depend on them.
-        """
+        The others keep their places in passes of the same shape, and so their bits; where is cut
+        does not depend on them."""
         total_ND = torch.zeros_like(parameters_ND, dtype=torch.float64)
         middle = len(places) // 2
         for half in (places[:middle], places[middle:]):
             half_NP = torch.zeros_like(present_NP)
-            half_NP.view(-1)[half.start : half.stop] = present_NP.reshape(-1)[half.start : half.stop]
+            half_NP.view(-1)[half.start : half.stop] = present_NP.reshape(-1)[
+                half.start : half.stop
+            ]
             if not bool(half_NP.any()):
                 continue
             try:
-                total_ND += self._run(parameters_ND, inputs.clone(), targets.clone(), half_NP, clip_norm, shape)
+                total_ND += self._run(
+                    parameters_ND, inputs.clone(), targets.clone(), half_NP, clip_norm, shape
+                )
             except Exception:
                 if len(half) > 1:
                     total_ND += self._sum_of_what_runs(
@@ -253,35 +281,49 @@ class CheckedEngine:
         _blank(present_NP, inputs, targets)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning about an example would reveal it
-            return self.engine.pass_sum(parameters_ND, inputs, targets, present_NP, clip_norm, shape)
+            return self.engine.pass_sum(
+                parameters_ND, inputs, targets, present_NP, clip_norm, shape
+            )
 
     def _check(
-        self, parameters_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor, clip_norm: float
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NE: Tensor,
+        clip_norm: float,
     ) -> None:
         places = tuple(present_NE.shape)
         if not SMALLEST_CLIP <= clip_norm <= LARGEST_CLIP:
             raise ConfigError(
-                f"privacy.clip_norm = {clip_norm}: expected a number from {SMALLEST_CLIP:.1g} to {LARGEST_CLIP:.1g}"
+                f"privacy.clip_norm = {clip_norm}: expected a number from {SMALLEST_CLIP:.1g} to "
+                f"{LARGEST_CLIP:.1g}"
             )
         if parameters_ND.shape != (places[0], self._layout.dim):
             raise ModelError(
-                f"parameters: expected shape {(places[0], self._layout.dim)} for this model and {places[0]} nodes, "
+                f"parameters: expected shape {(places[0], self._layout.dim)} for this model and "
+                f"{places[0]} nodes, "
                 f"got {tuple(parameters_ND.shape)}"
             )
         lead = places if self._views == 1 else (*places, self._views)
         if inputs.shape[: len(lead)] != lead or targets.shape[:2] != places:
             raise ModelError(
-                f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: expected leading axes {lead} and "
+                f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: expected "
+                f"leading axes {lead} and "
                 f"{places} (nodes, examples{', views' if self._views > 1 else ''})"
             )
 
 
 def _joined(seen: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Join what the chunks of a pass showed: every chunk shows the same things in the same order, its norm last."""
+    """Join what the chunks of a pass showed: every chunk shows the same things in the same order,
+    its norm last."""
     period = next(index for index, (name, _) in enumerate(seen) if name == NORM) + 1
     if period == len(seen):
         return seen
-    return [(seen[first][0], torch.cat([rows for _, rows in seen[first::period]])) for first in range(period)]
+    return [
+        (seen[first][0], torch.cat([rows for _, rows in seen[first::period]]))
+        for first in range(period)
+    ]
 
 
 def _places(part: Tensor, start: int, places: int) -> Tensor:
@@ -289,7 +331,9 @@ def _places(part: Tensor, start: int, places: int) -> Tensor:
     found = part[:, start : start + places]
     if found.shape[1] == places:
         return found.contiguous()
-    return torch.cat([found, found.new_zeros(len(found), places - found.shape[1], *found.shape[2:])], dim=1)
+    return torch.cat(
+        [found, found.new_zeros(len(found), places - found.shape[1], *found.shape[2:])], dim=1
+    )
 
 
 def _nodes_with_examples(present_NP: Tensor) -> list[slice]:
@@ -311,11 +355,14 @@ def _blank(present_NP: Tensor, *parts: Tensor) -> None:
 def _settled(device: torch.device, threads: int) -> Iterator[None]:
     """Keep float32, its smallest numbers and the number of threads, whatever the caller has set.
 
-    Half precision, TF32 or flushed denormals would break the bound; another number of threads is not what was checked.
-    """
+    Half precision, TF32 or flushed denormals would break the bound; another number of threads is
+    not what was checked."""
     kind = device.type if device.type in ("cpu", "cuda") else "cpu"
     flushed, before = float(torch.tensor(2.0**-140) * 1.0) == 0.0, torch.get_num_threads()
-    with torch.autocast(kind, enabled=False), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with (
+        torch.autocast(kind, enabled=False),
+        torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+    ):
         matmul, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
         if flushed:
             torch.set_flush_denormal(False)

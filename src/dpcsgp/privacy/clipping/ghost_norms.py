@@ -1,21 +1,26 @@
-"""Ghost norms: one parameter's per-example gradients, their norms and weighted sums, mostly without storing them.
+"""Ghost norms: one parameter's per-example gradients, their norms and weighted sums, mostly without
+storing them.
 
-A layer that computes y = W a at several positions has the per-example gradient g_e = sum_t delta_et a_et', where a are
-the layer's inputs (activations) and delta the loss gradient at its outputs (backprops). Its norm and any weighted sum
-over examples follow from a and delta alone; a term picks the cheapest way by counting multiplications and memory.
+A layer that computes y = W a at several positions has the per-example gradient g_e = sum_t delta_et
+a_et', where a are the layer's inputs (activations) and delta the loss gradient at its outputs
+(backprops). Its norm and any weighted sum over examples follow from a and delta alone; a term picks
+the cheapest way by counting multiplications and memory.
 
-What bounds an example's influence is the length of what is *summed*, after rounding. Two ways give that:
+What bounds an example's influence is the length of what is *summed*, after rounding. Two ways give
+that:
 
-* the float32 gradient of every example is formed, measured in double precision, and summed over the examples;
-* examples and positions are summed in one product (the ghost form). What an example adds then differs from its gradient
-  by at most a tiny share of U_e = |a_e| |delta_e|, which is larger than |g_e| where positions cancel. Clipping by
+* the float32 gradient of every example is formed, measured in double precision, and summed over the
+  examples;
+* examples and positions are summed in one product (the ghost form). What an example adds then
+  differs from its gradient by at most a tiny share of U_e = |a_e| |delta_e|, which is larger than
+  |g_e| where positions cancel. Clipping by
   |g_e| + MARGIN U_e bounds both; see `passes.ghost_slack` for when the share is tiny enough.
 
-Legend: E examples of a chunk, T positions an example passes through a layer (sequence, image, augmented views), I inputs
-and O outputs of a layer, P coordinates of one parameter.
-Reference: Goodfellow, "Efficient per-example gradient computations" (2015); Li et al., "Large language models can be
-strong differentially private learners" (2022), for the Gram form of the norm ("ghost clipping").
-"""
+Legend: E examples of a chunk, T positions an example passes through a layer (sequence, image,
+augmented views), I inputs and O outputs of a layer, P coordinates of one parameter. Reference:
+Goodfellow, "Efficient per-example gradient computations" (2015); Li et al., "Large language models
+can be strong differentially private learners" (2022), for the Gram form of the norm ("ghost
+clipping")."""
 
 from __future__ import annotations
 
@@ -30,26 +35,31 @@ from torch import Tensor
 from dpcsgp.privacy.clipping.squares import squared_norms
 from dpcsgp.privacy.passes import ghost_slack
 
-# Rough costs in multiplications, set by hand after timing the layer shapes of a ResNet-18 on one CPU: writing one
-# per-example gradient coordinate to fresh memory, and passing once over one element of a tensor out of cache. They
-# decide only which exact way is taken, never the result.
+# Rough costs in multiplications, set by hand after timing the layer shapes of a ResNet-18 on one
+# CPU: writing one per-example gradient coordinate to fresh memory, and passing once over one
+# element of a tensor out of cache. They decide only which exact way is taken, never the result.
 WRITE_COST: Final = 128
 PASS_COST: Final = 8
 SCRATCH_FLOATS = 2**22  # scratch memory for intermediate results
-CACHED_FLOATS: Final = 2**19  # scratch memory that stays in cache and is handed out again without page faults
+# scratch memory that stays in cache and is handed out again without page faults
+CACHED_FLOATS: Final = 2**19
 MARGIN: Final = 2.0**-6  # share of U by which ghost norms are raised
-_DOUBLE_MARGIN: Final = 2.0**-24  # the same where gradients are in double precision: Gram matrices are right to 2^-26 U
-_TINY: Final = 2.0**-100  # numbers above it are rounded by 2^-24 of themselves; smaller ones are set to zero
+# the same where gradients are in double precision: Gram matrices are right to 2^-26 U
+_DOUBLE_MARGIN: Final = 2.0**-24
+# numbers above it are rounded by 2^-24 of themselves; smaller ones are set to zero
+_TINY: Final = 2.0**-100
 GHOST_SLACK: Final = 0.0165  # share of the clip norm that rounding of ghost sums may take
 _KEEP_RATIO: Final = 4
 
 
-def clip_factors(norm_squared: Tensor, clip_norm: float, loose_squared: Tensor | float = 0.0) -> Tensor:
-    """Return min(1, clip_norm / (|g| + MARGIN U)), zero where it is tiny or not finite (no branch on the data).
+def clip_factors(
+    norm_squared: Tensor, clip_norm: float, loose_squared: Tensor | float = 0.0
+) -> Tensor:
+    """Return min(1, clip_norm / (|g| + MARGIN U)), zero where it is tiny or not finite (no branch
+    on the data).
 
-    `norm_squared` is |g|^2 and `loose_squared` is (MARGIN U)^2 of the ghost terms, both in double precision. Near the smallest
-    float32 numbers a factor could be rounded up to twice itself.
-    """
+    `norm_squared` is |g|^2 and `loose_squared` is (MARGIN U)^2 of the ghost terms, both in double
+    precision. Near the smallest float32 numbers a factor could be rounded up to twice itself."""
     loose = torch.as_tensor(loose_squared, dtype=norm_squared.dtype, device=norm_squared.device)
     lengths = norm_squared.clamp_min(0.0).sqrt() + loose.sqrt()
     factors = (clip_norm / lengths).clamp_max(1.0)
@@ -59,17 +69,17 @@ def clip_factors(norm_squared: Tensor, clip_norm: float, loose_squared: Tensor |
 def finite_(values: Tensor) -> Tensor:
     """Set NaN and infinity to zero in place.
 
-    An example with a finite norm holds only finite values, so this touches nothing but examples whose factor is zero;
-    the factor alone would not remove them, since 0 x NaN is NaN.
-    """
+    An example with a finite norm holds only finite values, so this touches nothing but examples
+    whose factor is zero; the factor alone would not remove them, since 0 x NaN is NaN."""
     return values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def scaled(gradient: Tensor, factors_E: Tensor) -> Tensor:
-    """Return factor_e gradient_e for a tensor (E, ...), exactly zero where the factor or the product is tiny.
+    """Return factor_e gradient_e for a tensor (E, ...), exactly zero where the factor or the
+    product is tiny.
 
-    A tiny product could be rounded up to twice itself and meet an activation that is huge; zero is never longer.
-    """
+    A tiny product could be rounded up to twice itself and meet an activation that is huge; zero is
+    never longer."""
     products = gradient * factors_E.to(gradient.dtype).view(-1, *[1] * (gradient.dim() - 1))
     return finite_(F.hardshrink(products, _TINY))
 
@@ -92,7 +102,8 @@ class Term(Protocol):
         ...
 
     def loose_squared(self) -> Tensor | float:
-        """Return (MARGIN U_e)^2 where the sum is not of the very gradients that were measured, else 0."""
+        """Return (MARGIN U_e)^2 where the sum is not of the very gradients that were measured, else
+        0."""
         ...
 
     def explicit(self, rows: slice) -> Tensor:
@@ -104,19 +115,22 @@ class Term(Protocol):
         ...
 
     def settled(self) -> Term:
-        """Return the form in which norms and sums are taken, once all uses of the parameter are known."""
+        """Return the form in which norms and sums are taken, once all uses of the parameter are
+        known."""
         ...
 
 
 def slices(length: int, floats_each: int, limit: int | None = None) -> Iterator[slice]:
-    """Cut an axis into runs that need at most `limit` floats of scratch memory (but at least one element each)."""
+    """Cut an axis into runs that need at most `limit` floats of scratch memory (but at least one
+    element each)."""
     step = max(1, (limit or SCRATCH_FLOATS) // max(1, floats_each))
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
 
 def worth_keeping(num_coordinates: int, activations_per_example: int) -> bool:
-    """Tell whether per-example gradients take little memory beside the activations that the pass stores anyway."""
+    """Tell whether per-example gradients take little memory beside the activations that the pass
+    stores anyway."""
     return num_coordinates <= _KEEP_RATIO * activations_per_example
 
 
@@ -148,7 +162,8 @@ class ExplicitTerm:
 @final
 @dataclass(frozen=True)
 class OuterTerm:
-    """The weight of a linear layer: g_e = sum_t delta_et a_et', held as inputs and output gradients.
+    """The weight of a linear layer: g_e = sum_t delta_et a_et', held as inputs and output
+    gradients.
 
     |g_e|^2 = sum_st (a_es . a_et) (delta_es . delta_et), by two Gram matrices or in full, whichever is cheaper.
     """
@@ -167,13 +182,18 @@ class OuterTerm:
         return torch.cat([squared_norms(part) for part in parts])
 
     def loose_squared(self) -> Tensor | float:
-        return 0.0 if self.inputs_ETI.shape[1] == 1 else margin(self.delta_ETO) ** 2 * self._sizes_squared()
+        return (
+            0.0
+            if self.inputs_ETI.shape[1] == 1
+            else margin(self.delta_ETO) ** 2 * self._sizes_squared()
+        )
 
     def _sizes_squared(self) -> Tensor:
         return squared_norms(self.inputs_ETI.flatten(1)) * squared_norms(self.delta_ETO.flatten(1))
 
     def _gram(self, rows: slice) -> Tensor:
-        # In double precision: terms that cancel would leave nothing but rounding errors, and no norm to clip by.
+        # In double precision: terms that cancel would leave nothing but rounding errors, and no
+        # norm to clip by.
         inputs, delta = self.inputs_ETI[rows].double(), self.delta_ETO[rows].double()
         return (inputs @ inputs.mT).mul_(delta @ delta.mT).sum(dim=(1, 2))
 
@@ -189,25 +209,29 @@ class OuterTerm:
         if length == 1:
             return self
         height = self.delta_ETO.shape[2]
-        cheap = worth_keeping(width * height, length * (width + height)) and not prefers_gram(length, width, height)
+        cheap = worth_keeping(width * height, length * (width + height)) and not prefers_gram(
+            length, width, height
+        )
         if cheap or not may_sum_positions(num_examples, length):
             return ExplicitTerm(self.explicit(slice(None)))
         return self
 
 
 def prefers_gram(length: int, width: int, height: int) -> bool:
-    """Tell whether two T x T Gram matrices cost less than writing the O x I gradient of every example."""
+    """Tell whether two T x T Gram matrices cost less than writing the O x I gradient of every
+    example."""
     return length**2 * (width + height + PASS_COST) <= (length + WRITE_COST) * width * height
 
 
 @final
 @dataclass(frozen=True)
 class LookupTerm:
-    """The weight of an embedding: row v of g_e is the sum of delta_et over the positions t that look up v.
+    """The weight of an embedding: row v of g_e is the sum of delta_et over the positions t that
+    look up v.
 
-    The positions of an example that look up one word are added first: `table_ETO` holds the sums (rows that are not
-    needed are zero), `words_ET` whose rows they are. So the sum over examples adds each example once to a coordinate.
-    """
+    The positions of an example that look up one word are added first: `table_ETO` holds the sums
+    (rows that are not needed are zero), `words_ET` whose rows they are. So the sum over examples
+    adds each example once to a coordinate."""
 
     table_ETO: Tensor
     words_ET: Tensor
@@ -216,7 +240,8 @@ class LookupTerm:
     @classmethod
     def of(cls, indices_ET: Tensor, delta_ETO: Tensor, num_rows: int) -> LookupTerm:
         """Add up what an example's positions say of the same word."""
-        # Sorting brings equal indices together; numbering the runs gives a table of T rows instead of `num_rows`.
+        # Sorting brings equal indices together; numbering the runs gives a table of T rows instead
+        # of `num_rows`.
         ordered, order = indices_ET.sort(dim=1)
         run = torch.zeros_like(ordered)
         run[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).cumsum(dim=1)
@@ -249,7 +274,8 @@ class LookupTerm:
 @final
 @dataclass(frozen=True)
 class SumTerm:
-    """A parameter used in several places: its per-example gradient is the sum over the uses, formed a few at a time."""
+    """A parameter used in several places: its per-example gradient is the sum over the uses, formed
+    a few at a time."""
 
     terms: tuple[Term, ...]
     num_examples: int
@@ -268,7 +294,9 @@ class SumTerm:
         return total
 
     def weighted_sum(self, factors_E: Tensor) -> Tensor:
-        parts = (ExplicitTerm(self.explicit(rows)).weighted_sum(factors_E[rows]) for rows in self._runs())
+        parts = (
+            ExplicitTerm(self.explicit(rows)).weighted_sum(factors_E[rows]) for rows in self._runs()
+        )
         return torch.stack(list(parts)).sum(dim=0)
 
     def settled(self) -> Term:
@@ -279,7 +307,8 @@ class SumTerm:
 
 
 def merge(terms: Sequence[Term], num_examples: int, num_coordinates: int) -> Term:
-    """Return one term for all uses of a parameter: norms are of the summed gradient, never of the parts."""
+    """Return one term for all uses of a parameter: norms are of the summed gradient, never of the
+    parts."""
     if len(terms) == 1:
         return terms[0].settled()
     outer = [term for term in terms if isinstance(term, OuterTerm)]

@@ -1,10 +1,12 @@
-"""Which layers have closed forms, and how one recorded call of such a layer becomes a term per parameter.
+"""Which layers have closed forms, and how one recorded call of such a layer becomes a term per
+parameter.
 
-A rule gets the layer, its input, the loss gradient at its output and the number of examples, and returns the terms of
-its trainable parameters. The first axis of input and output is E x M: examples times augmented views of an example.
+A rule gets the layer, its input, the loss gradient at its output and the number of examples, and
+returns the terms of its trainable parameters. The first axis of input and output is E x M: examples
+times augmented views of an example.
 
-Legend: E examples, M views, T positions (views included), C channels, P coordinates of one parameter.
-"""
+Legend: E examples, M views, T positions (views included), C channels, P coordinates of one
+parameter."""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpcsgp.privacy.clipping.convolution import kernel_term
-from dpcsgp.privacy.clipping.ghost_norms import CACHED_FLOATS, ExplicitTerm, LookupTerm, OuterTerm, Term, slices
+from dpcsgp.privacy.clipping.ghost_norms import (
+    CACHED_FLOATS,
+    ExplicitTerm,
+    LookupTerm,
+    OuterTerm,
+    Term,
+    slices,
+)
 
 Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Term]]
 
@@ -36,7 +45,9 @@ def _linear(layer: nn.Linear, inputs: Tensor, delta: Tensor, num_examples: int) 
     return terms
 
 
-def _convolution(layer: nn.Conv1d | nn.Conv2d, inputs: Tensor, delta: Tensor, num_examples: int) -> dict[str, Term]:
+def _convolution(
+    layer: nn.Conv1d | nn.Conv2d, inputs: Tensor, delta: Tensor, num_examples: int
+) -> dict[str, Term]:
     terms: dict[str, Term] = {}
     if _trainable(layer, "weight"):
         terms["weight"] = kernel_term(layer, inputs, delta, num_examples)
@@ -46,7 +57,9 @@ def _convolution(layer: nn.Conv1d | nn.Conv2d, inputs: Tensor, delta: Tensor, nu
     return terms
 
 
-def _embedding(layer: nn.Embedding, inputs: Tensor, delta: Tensor, num_examples: int) -> dict[str, Term]:
+def _embedding(
+    layer: nn.Embedding, inputs: Tensor, delta: Tensor, num_examples: int
+) -> dict[str, Term]:
     indices_ET = inputs.reshape(num_examples, -1).long()
     delta_ETO = delta.reshape(num_examples, -1, layer.embedding_dim)
     if layer.padding_idx is not None:
@@ -54,37 +67,53 @@ def _embedding(layer: nn.Embedding, inputs: Tensor, delta: Tensor, num_examples:
     return {"weight": LookupTerm.of(indices_ET, delta_ETO, layer.num_embeddings)}
 
 
-def _channel_norm(layer: nn.Module, inputs: Tensor, delta: Tensor, num_examples: int, groups: int) -> dict[str, Term]:
-    """Group and instance normalisation: the scale of channel c has gradient sum_t delta_ct normalised_ct."""
+def _channel_norm(
+    layer: nn.Module, inputs: Tensor, delta: Tensor, num_examples: int, groups: int
+) -> dict[str, Term]:
+    """Group and instance normalisation: the scale of channel c has gradient sum_t delta_ct
+    normalised_ct."""
     channels = inputs.shape[1]
     scale, shift = inputs.new_empty(len(inputs), channels), inputs.new_empty(len(inputs), channels)
     for rows in slices(len(inputs), inputs[0].numel(), CACHED_FLOATS):
         part = delta[rows].reshape(-1, channels, inputs[0, 0].numel())
         normal = F.group_norm(inputs[rows], groups, eps=layer.eps).reshape(part.shape)  # pyright: ignore[reportArgumentType]
         scale[rows], shift[rows] = (part * normal).sum(dim=2), part.sum(dim=2)
-    return _affine_terms(layer, scale.view(num_examples, -1, channels), shift.view(num_examples, -1, channels))
+    return _affine_terms(
+        layer, scale.view(num_examples, -1, channels), shift.view(num_examples, -1, channels)
+    )
 
 
-def _group_norm(layer: nn.GroupNorm, inputs: Tensor, delta: Tensor, num_examples: int) -> dict[str, Term]:
+def _group_norm(
+    layer: nn.GroupNorm, inputs: Tensor, delta: Tensor, num_examples: int
+) -> dict[str, Term]:
     return _channel_norm(layer, inputs, delta, num_examples, layer.num_groups)
 
 
-def _instance_norm(layer: nn.Module, inputs: Tensor, delta: Tensor, num_examples: int) -> dict[str, Term]:
+def _instance_norm(
+    layer: nn.Module, inputs: Tensor, delta: Tensor, num_examples: int
+) -> dict[str, Term]:
     return _channel_norm(layer, inputs, delta, num_examples, inputs.shape[1])
 
 
-def _layer_norm(layer: nn.LayerNorm, inputs: Tensor, delta: Tensor, num_examples: int) -> dict[str, Term]:
+def _layer_norm(
+    layer: nn.LayerNorm, inputs: Tensor, delta: Tensor, num_examples: int
+) -> dict[str, Term]:
     normal = F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
     return _position_norm(layer, normal, delta, num_examples)
 
 
-def _rms_norm(layer: nn.RMSNorm, inputs: Tensor, delta: Tensor, num_examples: int) -> dict[str, Term]:
+def _rms_norm(
+    layer: nn.RMSNorm, inputs: Tensor, delta: Tensor, num_examples: int
+) -> dict[str, Term]:
     normal = F.rms_norm(inputs, list(layer.normalized_shape), eps=layer.eps)
     return _position_norm(layer, normal, delta, num_examples)
 
 
-def _position_norm(layer: nn.Module, normal: Tensor, delta: Tensor, num_examples: int) -> dict[str, Term]:
-    """Layer and root-mean-square normalisation: one scale per coordinate, shared by all positions."""
+def _position_norm(
+    layer: nn.Module, normal: Tensor, delta: Tensor, num_examples: int
+) -> dict[str, Term]:
+    """Layer and root-mean-square normalisation: one scale per coordinate, shared by all
+    positions."""
     width = torch.Size(layer.normalized_shape).numel()  # pyright: ignore[reportArgumentType, reportCallIssue]
     scale, shift = (part.reshape(num_examples, -1, width) for part in (normal * delta, delta))
     return _affine_terms(layer, scale, shift)
@@ -92,7 +121,11 @@ def _position_norm(layer: nn.Module, normal: Tensor, delta: Tensor, num_examples
 
 def _affine_terms(layer: nn.Module, scale_ETP: Tensor, shift_ETP: Tensor) -> dict[str, Term]:
     parts = {"weight": scale_ETP, "bias": shift_ETP}
-    return {name: ExplicitTerm(part.sum(dim=1)) for name, part in parts.items() if _trainable(layer, name)}
+    return {
+        name: ExplicitTerm(part.sum(dim=1))
+        for name, part in parts.items()
+        if _trainable(layer, name)
+    }
 
 
 RULES: Final[dict[type[nn.Module], Rule]] = {
@@ -110,7 +143,8 @@ RULES: Final[dict[type[nn.Module], Rule]] = {
 
 
 def positions(layer: nn.Module, output_shape: torch.Size) -> int:
-    """Return how many positions of one row a layer's weight is summed over in the ghost form; 1 where it has none."""
+    """Return how many positions of one row a layer's weight is summed over in the ghost form; 1
+    where it has none."""
     if isinstance(layer, nn.Linear):
         return output_shape[1:-1].numel()
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
@@ -119,6 +153,7 @@ def positions(layer: nn.Module, output_shape: torch.Size) -> int:
 
 
 def has_rule(layer: nn.Module) -> bool:
-    """Tell whether a layer's parameters have closed forms: only exact types do, as subclasses may compute anything."""
+    """Tell whether a layer's parameters have closed forms: only exact types do, as subclasses may
+    compute anything."""
     as_written = "forward" not in vars(layer) and not layer._parameters.keys() - {"weight", "bias"}
     return type(layer) in RULES and as_written

@@ -1,7 +1,9 @@
-"""Squared lengths of rows in double precision: no float32 value squares to zero or to infinity there.
+"""Squared lengths of rows in double precision: no float32 value squares to zero or to infinity
+there.
 
-In float32 a number below 2.6e-23 squares to zero, and a gradient made of such numbers and large inputs would pass for short
-whatever its length. A double holds the square of every float32 number, and a sum of them to 2^-50.
+In float32 a number below 2.6e-23 squares to zero, and a gradient made of such numbers and large
+inputs would pass for short whatever its length. A double holds the square of every float32 number,
+and a sum of them to 2^-50.
 
 Legend: B rows, L numbers in a row.
 """
@@ -17,7 +19,8 @@ from torch import Tensor
 
 from dpcsgp.kernels.numba_loops import compiled
 
-_PIECE: Final = 2**19  # numbers turned into doubles at a time where no compiled loop reads them in place
+# numbers turned into doubles at a time where no compiled loop reads them in place
+_PIECE: Final = 2**19
 _SMALLEST_NORMAL: Final = 2.0**-1022
 
 
@@ -39,7 +42,8 @@ def _blank_rows(rows_BL: np.ndarray, squares_B: np.ndarray) -> None:
 
 
 def blank_infinite_rows_(rows_BL: Tensor, squares_B: Tensor) -> None:
-    """Set to zero, in place, the rows whose squared norm is not finite: those that hold NaN or infinity, and no others."""
+    """Set to zero, in place, the rows whose squared norm is not finite: those that hold NaN or
+    infinity, and no others."""
     if rows_BL.device.type == "cpu" and rows_BL.dtype is torch.float32 and rows_BL.is_contiguous():
         _blank_rows(rows_BL.numpy(), squares_B.numpy())
     else:
@@ -47,7 +51,8 @@ def blank_infinite_rows_(rows_BL: Tensor, squares_B: Tensor) -> None:
 
 
 def squared_norms(rows: Tensor) -> Tensor:
-    """Return |row|^2 along the last axis in double precision; not finite exactly where a row is not."""
+    """Return |row|^2 along the last axis in double precision; not finite exactly where a row is
+    not."""
     length = rows.shape[-1]
     flat = rows.detach().reshape(math.prod(rows.shape[:-1]), length)
     if rows.device.type == "cpu" and rows.dtype is torch.float32:
@@ -55,8 +60,12 @@ def squared_norms(rows: Tensor) -> Tensor:
         _squares_of_rows(flat.contiguous().numpy(), squares.numpy())
         return squares.view(rows.shape[:-1])
     step = max(1, _PIECE // max(length, 1))
-    parts = [flat[start : start + step].double().square().sum(dim=1) for start in range(0, len(flat), step)]
+    parts = [
+        flat[start : start + step].double().square().sum(dim=1)
+        for start in range(0, len(flat), step)
+    ]
     squares = torch.cat(parts) if parts else flat.new_zeros(0, dtype=torch.float64)
-    # Doubles, too, may square to zero: as much is added as all coordinates together could have lost.
+    # Doubles, too, may square to zero: as much is added as all coordinates together could have
+    # lost.
     lost = length * _SMALLEST_NORMAL if rows.dtype is torch.float64 else 0.0
     return (squares + lost).view(rows.shape[:-1])

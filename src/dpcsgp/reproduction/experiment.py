@@ -1,4 +1,5 @@
-"""What every experiment works at: where results go, how many repeats, how runs are made, and how a page is written."""
+"""What every experiment works at: where results go, how many repeats, how runs are made, and how a
+page is written."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ FIRST_SEED = 1  # seeds 1, 2, ... are for results; settings were chosen with oth
 
 @final
 @dataclass(frozen=True)
-class Desk:
+class Experiment:
     """One call of `dpcsgp reproduce`."""
 
     name: str
@@ -28,7 +29,8 @@ class Desk:
 
     @property
     def out(self) -> Path:
-        """Folder of this experiment's tables and figures; the runs themselves are shared in `root/runs`."""
+        """Folder of this experiment's tables and figures; the runs themselves are shared in
+        `root/runs`."""
         return self.root / self.name
 
     @property
@@ -40,7 +42,11 @@ class Desk:
     def run(self, cells: Sequence[Cell]) -> list[Done]:
         """Run every cell once per seed."""
         return run_grid(
-            [_seeded(cell, FIRST_SEED + repeat) for cell in cells for repeat in range(self.repeats)],
+            [
+                _seeded(cell, FIRST_SEED + repeat)
+                for cell in cells
+                for repeat in range(self.repeats)
+            ],
             self.root,
             self.show,
             self.processes,
@@ -48,7 +54,11 @@ class Desk:
 
     def write_page(self, title: str, *paragraphs: str) -> Path:
         """Write README.md of the experiment: the command first, then what was found."""
-        note = ["Shortened by `--quick`: fewer steps or repeats than the full command."] if self.quick else []
+        note = (
+            ["Shortened by `--quick`: fewer steps or repeats than the full command."]
+            if self.quick
+            else []
+        )
         text = "\n\n".join([f"# {title}", f"Made by `{self.command}`.", *note, *paragraphs]) + "\n"
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / "README.md"
