@@ -22,7 +22,7 @@ import dpcsgp
 from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
 from dpcsgp.privacy import Ledger, read_ledgers
-from dpcsgp.runs.build import load_builtin_data
+from dpcsgp.runs.data import load_builtin_data
 
 FAST = {
     "algorithm.steps": 6,
@@ -401,16 +401,15 @@ def test_a_folder_of_an_own_task_says_where_it_comes_from(tmp_path: Path) -> Non
 
 def test_a_model_that_a_config_names_is_rebuilt(tmp_path: Path) -> None:
     from dpcsgp.runs.design import design_run
-    from dpcsgp.runs.folder import ResultsFolder
+    from dpcsgp.runtime.requests import PreparedRequest
     from dpcsgp.runtime.session import run_simulated
 
     config = load_config(
         None, ["task.name=digits", "task.model=mlp:16", "graph.num_nodes=3", "algorithm.steps=3"]
     )
     data = load_builtin_data(config)
-    outcome = run_simulated(
-        design_run(config, data.facts), data, ResultsFolder.create(tmp_path / "run", config)
-    )
+    design = design_run(config, data.facts)
+    outcome = run_simulated(PreparedRequest(design, data, tmp_path / "run"))
     module = dpcsgp.load_model(tmp_path / "run")
     accuracy = float((module(data.test[0]).argmax(1) == data.test[1]).double().mean())
     assert accuracy == pytest.approx(outcome.summary["accuracy_average_model"])

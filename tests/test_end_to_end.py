@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpcsgp.console.session import run_session
+from dpcsgp.runtime.requests import BuiltinRequest
+from dpcsgp.runtime.session import run_simulated
 
 DEMO = Path(__file__).parents[1] / "configs" / "demo.toml"
 
@@ -17,10 +18,8 @@ DEMO = Path(__file__).parents[1] / "configs" / "demo.toml"
 @pytest.mark.mnist
 def test_the_demo_reaches_its_numbers(tmp_path: Path) -> None:
     # Seeded, so that a test does not fail by chance once in a while; the demo itself is not.
-    settings = ["privacy.seed=1", "run.evaluate_every=0"]
-    summary = run_session(
-        DEMO, settings, tmp_path / "run", resume=False, allow_divergence=False, quiet=True
-    )
+    settings = ("privacy.seed=1", "run.evaluate_every=0")
+    summary = run_simulated(BuiltinRequest(DEMO, settings, tmp_path / "run")).summary
     assert summary["accuracy_node_mean"] >= 0.887
     assert summary["accuracy_node_min"] >= 0.88
     assert summary["epsilon"] <= 0.5 and summary["delta"] == 1e-4
@@ -50,9 +49,10 @@ def test_rand_half_diverges_at_mixing_rate_one_and_learns_at_the_lower_one(tmp_p
             "algorithm.learning_rate_decay=1",
         ]
         settings += ["privacy.expected_batch_size=256", "privacy.seed=1", "run.evaluate_every=0"]
-        summary = run_session(
-            None, settings, tmp_path / str(rate), resume=False, allow_divergence=True, quiet=True
+        request = BuiltinRequest(
+            settings=tuple(settings), out=tmp_path / str(rate), allow_divergence=True
         )
+        summary = run_simulated(request).summary
         accuracy[rate] = summary["accuracy_node_mean"]
     assert accuracy[1.0] < 0.5
     assert accuracy[0.4] > 0.8

@@ -27,9 +27,11 @@ from dpcsgp.planning import (
 )
 from dpcsgp.planning.outlook import DISTANCE, Gossip, Outlook, foresee
 from dpcsgp.planning.search import choose, mark_front
-from dpcsgp.runs.build import build_run, load_builtin_data
+from dpcsgp.runs.build import build_run
+from dpcsgp.runs.data import load_builtin_data
 from dpcsgp.runs.design import design_run
 from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.summary import write_results
 
 DIGITS = [
     "task.name=digits",
@@ -84,8 +86,8 @@ def test_predicted_bytes_noise_and_rate_are_those_of_the_run(plan: Plan, tmp_pat
         data = load_builtin_data(config)
         design = design_run(config, data.facts)
         folder = ResultsFolder.create(tmp_path / name.replace(":", "-"), config)
-        run = build_run(design, data, Simulator(design.topology), folder.path, folder.run_id)
-        summary = folder.finish(design, run, training.train(run))
+        run = build_run(design, data, Simulator(design.topology), folder)
+        summary = write_results(folder, design, run, training.train(run))
         assert summary["bytes_per_edge"] == row.bytes_per_edge, name
         assert summary["mixing_rate"] == row.mixing_rate
         assert max(summary["noise_multiplier"]) == pytest.approx(

@@ -15,7 +15,8 @@ from dpcsgp import training
 from dpcsgp.config import load_config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy.ledger import read_ledger
-from dpcsgp.runs.build import build_run, load_builtin_data
+from dpcsgp.runs.build import build_run
+from dpcsgp.runs.data import load_builtin_data
 from dpcsgp.runs.design import design_run
 from dpcsgp.runs.folder import ResultsFolder
 
@@ -93,11 +94,13 @@ def test_spend_record_disk_examples_send(tmp_path: Path, monkeypatch: pytest.Mon
         ResultsFolder.create(tmp_path / "run", config),
         WatchedNetwork(design.topology),
     )
-    run = build_run(design, data, network, folder.path, folder.run_id)
-    diary = network.diary = Diary(sorted((folder.path / "ledger").glob("*.jsonl")), run.budget)
+    run = build_run(design, data, network, folder)
+    diary = network.diary = Diary(
+        sorted((folder.path / "ledger").glob("*.jsonl")), run.gradients.budget
+    )
     run, before = (
-        replace(run, task=WatchedTask(run.task, diary)),
-        [int(left or 0) for left in run.budget.remaining],
+        replace(run, gradients=replace(run.gradients, source=WatchedTask(run.task, diary))),
+        [int(left or 0) for left in run.gradients.budget.remaining],
     )
     watch_disk(diary, monkeypatch)
     training.train(run)

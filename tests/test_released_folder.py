@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import dpcsgp
-from dpcsgp.console.session import run_session
 from dpcsgp.privacy import composed_epsilon, read_ledgers
 from dpcsgp.report import write_report
+from dpcsgp.runtime.requests import BuiltinRequest
+from dpcsgp.runtime.session import run_simulated
 
 RELEASED = Path(__file__).parent / "data" / "released-0.1.0"
 DONE, PLANNED = 50, 300
@@ -44,7 +45,7 @@ def test_it_loads_and_reports(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_resumes_and_the_budget_holds_for_both_parts(folder: Path) -> None:
     before = [ledger.count for ledger in read_ledgers(folder)]
-    summary = run_session(None, [], folder, resume=True, allow_divergence=False)
+    summary = run_simulated(BuiltinRequest(out=folder, resume=True)).summary
     after = read_ledgers(folder)
     assert summary["stopped_because"] == "completed"
     assert [ledger.count - count for ledger, count in zip(after, before, strict=True)] == [

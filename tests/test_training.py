@@ -19,9 +19,11 @@ from dpcsgp.errors import ConfigError, PrivateStepError
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import clipping_engine
 from dpcsgp.randomness import PrivateRandomness
-from dpcsgp.runs.build import Data, build_run, load_builtin_data
+from dpcsgp.runs.build import build_run
+from dpcsgp.runs.data import BuiltinData, load_builtin_data
 from dpcsgp.runs.design import RunDesign, design_run
 from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.summary import write_results
 
 SMALL = [
     "task.name=digits",
@@ -53,11 +55,11 @@ def prepare(out: Path, *settings: str) -> tuple[training.Run, RunDesign, Results
     config = load_config(None, [*SMALL, *settings])
     data, design = build(config)
     folder = ResultsFolder.create(out, config)
-    run = build_run(design, data, Wiretap(design), folder.path, folder.run_id)
+    run = build_run(design, data, Wiretap(design), folder)
     return run, design, folder
 
 
-def build(config: Config) -> tuple[Data, RunDesign]:
+def build(config: Config) -> tuple[BuiltinData, RunDesign]:
     data = load_builtin_data(config)
     return data, design_run(config, data.facts)
 
@@ -65,7 +67,7 @@ def build(config: Config) -> tuple[Data, RunDesign]:
 def resume(out: Path) -> tuple[training.Run, training.Progress]:
     folder, config = ResultsFolder.reopen(out)
     data, design = build(config)
-    run = build_run(design, data, Wiretap(design), folder.path, folder.run_id)
+    run = build_run(design, data, Wiretap(design), folder)
     assert run.checkpoints is not None
     snapshot = run.checkpoints.load_common([run.checkpoints.complete_steps()])
     return run, training.train(run, resume_from=snapshot)
@@ -78,7 +80,7 @@ def frames(run: training.Run) -> list[Tensor]:
 
 def test_a_run_learns_and_its_three_numbers_agree(tmp_path: Path) -> None:
     run, design, folder = prepare(tmp_path / "run")
-    summary = folder.finish(design, run, training.train(run))
+    summary = write_results(folder, design, run, training.train(run))
     assert summary["accuracy_node_mean"] > 0.5
     assert summary["private"] and summary["epsilon"] <= 4
     assert summary["epsilon"] == pytest.approx(4, rel=0.02)
@@ -93,7 +95,9 @@ def test_a_run_learns_and_its_three_numbers_agree(tmp_path: Path) -> None:
 def test_the_ledger_holds_as_many_releases_as_steps(tmp_path: Path) -> None:
     run, _, _ = prepare(tmp_path / "run")
     training.train(run)
-    assert all(sum(count for _, count in run.ledger.releases(node)) == 12 for node in range(4))
+    assert all(
+        sum(count for _, count in run.gradients.ledger.releases(node)) == 12 for node in range(4)
+    )
 
 
 def test_the_ledger_is_on_disk_before_the_message_leaves(tmp_path: Path) -> None:
@@ -116,7 +120,7 @@ def test_a_seeded_run_repeats_and_says_that_it_is_not_private(tmp_path: Path) ->
     for name in ("a", "b"):
         run, design, folder = prepare(tmp_path / name, "privacy.seed=5")
         progress = training.train(run)
-        assert folder.finish(design, run, progress)["private"] is False
+        assert write_results(folder, design, run, progress)["private"] is False
         finals.append(progress.state.x_ND)
     assert torch.equal(finals[0], finals[1])
 
@@ -134,7 +138,7 @@ def test_a_seeded_run_resumed_anywhere_ends_bit_identical(tmp_path: Path, stop_a
     run, _, _ = prepare(tmp_path / "cut", "privacy.seed=5", "compression.spec=gsgd:4/64")
     cut = training.train(run, should_stop=lambda step: step == stop_at)
     assert cut.stopped_because == f"interrupted at step {stop_at} of 12"
-    run.ledger.close()
+    run.gradients.ledger.close()
     run, resumed = resume(tmp_path / "cut")
     assert resumed.stopped_because == "completed"
     assert all(
@@ -159,12 +163,12 @@ def test_a_crash_replays_with_fresh_noise_and_the_ledger_counts_both(tmp_path: P
     with pytest.raises(PowerCut):
         training.train(run, watch=crash)
     before = frames(run)
-    run.ledger.close()
+    run.gradients.ledger.close()
     run, resumed = resume(tmp_path / "run")
     assert resumed.stopped_because == "completed"
     # steps 3 and 4 were released twice
-    assert sum(count for _, count in run.ledger.releases(0)) == 14
-    assert max(run.epsilon_spent()) <= 4
+    assert sum(count for _, count in run.gradients.ledger.releases(0)) == 14
+    assert max(run.gradients.epsilon_spent()) <= 4
     assert not torch.equal(before[3], frames(run)[0])
 
 
@@ -177,10 +181,10 @@ def test_without_a_reserve_the_run_stops_early_instead_of_overspending(tmp_path:
 
     with pytest.raises(PowerCut):
         training.train(run, watch=crash)
-    run.ledger.close()
+    run.gradients.ledger.close()
     run, resumed = resume(tmp_path / "run")
     assert resumed.stopped_because == "privacy budget spent at step 10 of 12"
-    assert max(run.epsilon_spent()) <= 4
+    assert max(run.gradients.epsilon_spent()) <= 4
 
 
 def test_noise_comes_before_encoding(tmp_path: Path) -> None:
@@ -191,7 +195,7 @@ def test_noise_comes_before_encoding(tmp_path: Path) -> None:
     training.train(run, should_stop=lambda step: step == 1)
     dim = run.anchor_D.numel()
     payload = frames(run)[0][:, -4 * dim - 16 : -16].contiguous().view(torch.float32)
-    noise_norm = run.mechanism.noise_multipliers[0] * dim**0.5 / 64
+    noise_norm = run.gradients.mechanism.noise_multipliers[0] * dim**0.5 / 64
     assert float(payload.norm(dim=1).mean()) == pytest.approx(noise_norm, rel=0.1)
     assert noise_norm > 3  # a mean of gradients clipped to norm 1 could never be as long
 
@@ -221,10 +225,12 @@ def test_huge_clip_and_no_noise_is_sgd(tmp_path: Path) -> None:
 
 def test_a_node_whose_budget_ends_keeps_gossiping_without_releases(tmp_path: Path) -> None:
     run, _, _ = prepare(tmp_path / "run", "algorithm.steps=6")
-    run.budget.remaining[1] = 2
+    run.gradients.budget.remaining[1] = 2
     progress = training.train(run)
     assert progress.stopped_because == "completed"
-    assert [sum(count for _, count in run.ledger.releases(node)) for node in range(4)] == [
+    assert [
+        sum(count for _, count in run.gradients.ledger.releases(node)) for node in range(4)
+    ] == [
         6,
         2,
         6,
@@ -238,10 +244,12 @@ def test_per_node_budgets_and_batch_sizes(tmp_path: Path) -> None:
     )
     training.train(run)
     assert all(
-        spent <= limit for spent, limit in zip(run.epsilon_spent(), [1, 2, 4, 8], strict=True)
+        spent <= limit
+        for spent, limit in zip(run.gradients.epsilon_spent(), [1, 2, 4, 8], strict=True)
     )
     assert all(
-        spent > 0.9 * limit for spent, limit in zip(run.epsilon_spent(), [1, 2, 4, 8], strict=True)
+        spent > 0.9 * limit
+        for spent, limit in zip(run.gradients.epsilon_spent(), [1, 2, 4, 8], strict=True)
     )
 
 
@@ -253,22 +261,22 @@ def test_nodes_of_unlike_size_get_the_same_gradients_as_in_one_pass(tmp_path: Pa
         "privacy.seed=5",
     )
     run, _, _ = prepare(tmp_path / "groups", *settings)
-    groups = run.mechanism.rows_of_same_shape()
+    groups = run.gradients.mechanism.rows_of_same_shape()
     assert len(groups) > 1
     assert sorted(row for group in groups.values() for row in group) == [0, 1, 2, 3]
     model_ND = run.anchor_D.expand(4, -1).contiguous()
-    grouped_ND = run.private_gradients(model_ND, 0)
-    indices_NE, present_NE = run.mechanism.draw(0, run.private, [True] * 4)
-    sums_ND = run.engine.clipped_sum(
-        model_ND, *run.task.examples(indices_NE), present_NE, run.mechanism.clip_norm
+    grouped_ND = run.gradients(model_ND, 0)
+    indices_NE, present_NE = run.gradients.mechanism.draw(0, run.gradients.random, [True] * 4)
+    sums_ND = run.gradients.engine.clipped_sum(
+        model_ND, *run.task.examples(indices_NE), present_NE, run.gradients.mechanism.clip_norm
     )
-    divisors = torch.tensor(run.mechanism.expected_batch_sizes)[:, None]
+    divisors = torch.tensor(run.gradients.mechanism.expected_batch_sizes)[:, None]
     assert torch.allclose(grouped_ND.double(), sums_ND.double() / divisors, atol=1e-6)
 
 
 def test_nothing_unaccounted_is_recorded(tmp_path: Path) -> None:
     run, design, folder = prepare(tmp_path / "run")
-    folder.finish(design, run, training.train(run))
+    write_results(folder, design, run, training.train(run))
     keys = {key for row in run.recorder.rows for key in row} | set(
         json.loads((folder.path / "summary.json").read_text())
     )
@@ -282,7 +290,7 @@ def test_nothing_unaccounted_is_recorded(tmp_path: Path) -> None:
 def test_all_private_methods_go_through_the_same_loop(tmp_path: Path, name: str) -> None:
     settings = [f"algorithm.name={name}", "compression.spec=none"]
     run, design, folder = prepare(tmp_path / name, *settings)
-    summary = folder.finish(design, run, training.train(run))
+    summary = write_results(folder, design, run, training.train(run))
     assert summary["accuracy_node_mean"] > 0.3
     assert summary["epsilon"] <= 4
     assert (summary["bytes_per_edge"] == 0) == (name in ("local", "dp-sgd")) or summary[
@@ -330,7 +338,7 @@ def test_averaging_survives_an_interruption(tmp_path: Path) -> None:
     whole = training.train(prepare(tmp_path / "whole", *settings)[0])
     run, _, _ = prepare(tmp_path / "cut", *settings)
     training.train(run, should_stop=lambda step: step == 8)
-    run.ledger.close()
+    run.gradients.ledger.close()
     run, resumed = resume(tmp_path / "cut")
     assert torch.equal(run.algorithm.model(whole.state), run.algorithm.model(resumed.state))
 
@@ -344,8 +352,8 @@ def test_a_diverging_run_ends_with_what_it_has(tmp_path: Path) -> None:
     data = load_builtin_data(config)
     design = design_run(config, data.facts, allow_divergence=True)
     folder = ResultsFolder.create(tmp_path / "run", config)
-    run = build_run(design, data, Simulator(design.topology), folder.path, folder.run_id)
-    summary = folder.finish(design, run, training.train(run))
+    run = build_run(design, data, Simulator(design.topology), folder)
+    summary = write_results(folder, design, run, training.train(run))
     assert summary["stopped_because"].startswith("diverged")
     assert "node" in summary["stopped_because"] and "step" in summary["stopped_because"]
 
@@ -366,7 +374,7 @@ def test_an_error_on_private_data_does_not_quote_them(tmp_path: Path) -> None:
             raise IndexError("Target 777 is out of bounds.")
 
     with pytest.raises(PrivateStepError) as caught:
-        training.train(replace(run, engine=Failing()))
+        training.train(replace(run, gradients=replace(run.gradients, engine=Failing())))
     assert "777" not in str(caught.value) and "IndexError" in str(caught.value)
     assert "777" in str(caught.value.__cause__)
 
@@ -375,16 +383,20 @@ def test_dropout_masks_come_from_the_private_stream(tmp_path: Path) -> None:
     run, _, _ = prepare(tmp_path / "run", "privacy.seed=5", "privacy.noise=none")
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
     dim = sum(p.numel() for p in module.parameters())
-    run = replace(run, engine=clipping_engine(module, run.task.loss))
+    gradients = replace(run.gradients, engine=clipping_engine(module, run.task.loss))
+    run = replace(run, gradients=gradients)
     model_ND = torch.ones(4, dim)
     torch.manual_seed(1)
-    first_ND = run.private_gradients(model_ND, 0)
+    first_ND = run.gradients(model_ND, 0)
     torch.manual_seed(2)  # whoever knows torch's seed knows nothing
-    assert torch.equal(run.private_gradients(model_ND, 0), first_ND)
+    assert torch.equal(run.gradients(model_ND, 0), first_ND)
     for secret in (PrivateRandomness.seeded(6, range(4)), PrivateRandomness.fresh(range(4))):
         # the same batch for every key
-        full = replace(run.mechanism, expected_batch_sizes=run.mechanism.num_examples)
-        ours, theirs = (replace(run, mechanism=full, private=key) for key in (run.private, secret))
-        assert not torch.allclose(
-            ours.private_gradients(model_ND, 0), theirs.private_gradients(model_ND, 0), rtol=1e-3
+        full = replace(
+            run.gradients.mechanism, expected_batch_sizes=run.gradients.mechanism.num_examples
         )
+        ours, theirs = (
+            replace(run.gradients, mechanism=full, random=key)
+            for key in (run.gradients.random, secret)
+        )
+        assert not torch.allclose(ours(model_ND, 0), theirs(model_ND, 0), rtol=1e-3)

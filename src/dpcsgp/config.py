@@ -186,6 +186,13 @@ class Config(Section):
             )
         return self
 
+    def flat(self) -> dict[str, Any]:
+        """Return all settings as `section.key` -> value."""
+        sections = self.model_dump().items()
+        return {
+            f"{section}.{key}": value for section, table in sections for key, value in table.items()
+        }
+
     def fingerprint(self) -> str:
         """Return a short digest of all settings that a resumed run must share."""
         return hashlib.blake2b(self.model_dump_json().encode(), digest_size=12).hexdigest()

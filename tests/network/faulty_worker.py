@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from dpcsgp.network.torch_distributed import ProcessEnvironment
-from dpcsgp.runtime.process import worker_command
+from dpcsgp.runtime.process import run_process_or_end
+from dpcsgp.runtime.requests import BuiltinRequest
 from dpcsgp.training import TrainingNetwork
 
 FAULTY_ROUND = 5
@@ -51,9 +52,8 @@ class Tampering:
 def main(fault: str, out: str, *settings: str) -> None:
     place = ProcessEnvironment.from_environment()
     assert place is not None
-    worker_command(
-        place, None, settings, Path(out), False, False, lambda network: Tampering(network, fault)
-    )
+    request = BuiltinRequest(settings=settings, out=Path(out))
+    run_process_or_end(request, place, wrap=lambda network: cast(Any, Tampering(network, fault)))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from dpcsgp.compression import frames
 from dpcsgp.network.torch_distributed import ProcessEnvironment
-from dpcsgp.runtime.process import worker_command
+from dpcsgp.runtime.process import run_process_or_end
+from dpcsgp.runtime.requests import BuiltinRequest
 from dpcsgp.training import TrainingNetwork
 
 
@@ -42,15 +43,8 @@ def main(out: str, tap: str, mode: str, *settings: str) -> None:
     place = ProcessEnvironment.from_environment()
     assert place is not None
     given = () if mode == "resume" else settings
-    worker_command(
-        place,
-        None,
-        given,
-        Path(out),
-        mode == "resume",
-        False,
-        lambda network: Wiretap(network, Path(tap)),
-    )
+    request = BuiltinRequest(settings=given, out=Path(out), resume=mode == "resume")
+    run_process_or_end(request, place, wrap=lambda network: cast(Any, Wiretap(network, Path(tap))))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ def released(folder: Path, inputs: Tensor, targets: Tensor, declared: int) -> Te
         module, (0,)
     )
     gradients = PrivateGradients(
-        task.examples,
-        task.held_examples,
+        task,
         clipping_engine(module, loss),
         GaussianMechanism(1.0, (0.0,), (declared,), (declared,)),
         Budget.unlimited((0,)),

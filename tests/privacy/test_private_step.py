@@ -52,8 +52,7 @@ class Step:
             warnings.simplefilter("ignore")
             engine = clipping_engine(self.module, loss)
         self.gradients = PrivateGradients(
-            examples=self.fetch,
-            held_examples=SIZES,
+            source=self,
             engine=engine,
             mechanism=GaussianMechanism(0.5, noises, SIZES, SIZES),
             budget=Budget(NODES, [budget] * 3),
@@ -64,7 +63,14 @@ class Step:
             node_weights=weights,
         )
 
-    def fetch(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def held_examples(self) -> tuple[int, ...]:
+        return SIZES
+
+    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(count, 6), torch.randn(count, 2)
+
+    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
         node = torch.arange(3)[:, None]
         return self.inputs[node, indices_NE].clone(), self.targets[node, indices_NE].clone()
 

@@ -20,10 +20,12 @@ from dpcsgp.compression import frames
 from dpcsgp.config import load_config
 from dpcsgp.graphs import Topology
 from dpcsgp.network import Simulator
-from dpcsgp.runs.build import build_run, load_builtin_data
+from dpcsgp.runs.build import build_run
+from dpcsgp.runs.data import load_builtin_data
 from dpcsgp.runs.design import design_run
 from dpcsgp.runs.folder import ResultsFolder
-from dpcsgp.runtime.session import load_checkpoint
+from dpcsgp.runs.summary import write_results
+from dpcsgp.runtime.session import newest_checkpoint
 
 
 class Wiretap(Simulator):
@@ -68,12 +70,12 @@ def main() -> None:
     data = load_builtin_data(config)
     design = design_run(config, data.facts)
     network = Wiretap(design.topology, tap)
-    run = build_run(design, data, network, folder.path, folder.run_id)
+    run = build_run(design, data, network, folder)
     run = replace(run, algorithm=cast(Any, Noting(run.algorithm, network)))
-    snapshot = load_checkpoint(run) if mode == "resume" else None
+    snapshot = newest_checkpoint(run) if mode == "resume" else None
     print("ready", flush=True)
     progress = training.train(run, watch=lambda _: time.sleep(0.01), resume_from=snapshot)
-    folder.finish(design, run, progress)
+    write_results(folder, design, run, progress)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from mutations import mutations
 from dpcsgp.algorithms import DPCSGP
 from dpcsgp.compression import frames, parse_compressor
 from dpcsgp.config import Config, load_config, to_toml
-from dpcsgp.console.session import open_config
 from dpcsgp.errors import CheckpointError, ConfigError, DataError, LedgerError, WireError
 from dpcsgp.graphs import Topology, complete
 from dpcsgp.graphs.builders import from_edges_file
@@ -28,9 +27,10 @@ from dpcsgp.privacy.events import ReleaseEvent
 from dpcsgp.privacy.ledger import Ledger, LedgerHeader, read_ledger
 from dpcsgp.randomness import PublicRandomness
 from dpcsgp.records.checkpoint import Checkpoint, CheckpointFolder
-from dpcsgp.runs.build import build_run, load_builtin_data
+from dpcsgp.runs.build import build_run
+from dpcsgp.runs.data import load_builtin_data
 from dpcsgp.runs.design import design_run
-from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.folder import ResultsFolder, open_config
 from dpcsgp.tasks.downloads.catalogue import Published
 from dpcsgp.tasks.downloads.datasets import fetch_published
 from dpcsgp.tasks.downloads.formats import IDX_NAMES, Parts, decode_idx, digest
@@ -277,14 +277,14 @@ def test_a_snapshot_of_another_model_is_refused(tmp_path: Path) -> None:
     )
     data = load_builtin_data(config)
     design = design_run(config, data.facts)
-    run = build_run(design, data, Simulator(design.topology), tmp_path, "9f3c")
+    run = build_run(design, data, Simulator(design.topology), ResultsFolder(tmp_path, "9f3c"))
     state = run.algorithm.init(torch.zeros(2, 7))
     tensors = {
         name: value for name, value in state._asdict().items() if isinstance(value, torch.Tensor)
     }
     meta = {
         "round": 1,
-        "ledger": run.ledger.heads(),
+        "ledger": run.gradients.ledger.heads(),
         "seconds": 0.0,
         "traffic": run.network.traffic.as_dict(),
     }

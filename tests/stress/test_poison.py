@@ -21,9 +21,11 @@ from dpcsgp.config import load_config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import ClippingEngine
 from dpcsgp.privacy.passes import PassShape
-from dpcsgp.runs.build import build_run, load_builtin_data
+from dpcsgp.runs.build import build_run
+from dpcsgp.runs.data import load_builtin_data
 from dpcsgp.runs.design import design_run
 from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.summary import write_results
 
 SETTINGS = [
     "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", "graph.num_nodes=4", "algorithm.steps=6",
@@ -75,14 +77,13 @@ def watched_run(
     inputs[victim, ..., :3] = mark if pixel is None else pixel
     design = design_run(config, data.facts)
     folder = ResultsFolder.create(out, config)
-    run = build_run(
-        design, replace(data, inputs=inputs), Tap(design.topology), folder.path, folder.run_id
-    )
+    run = build_run(design, replace(data, inputs=inputs), Tap(design.topology), folder)
     if pixel is None:
-        run = replace(run, engine=Without(run.engine, mark))
+        engine = Without(run.gradients.engine, mark)
+        run = replace(run, gradients=replace(run.gradients, engine=engine))
     progress = training.train(run)
-    folder.finish(design, run, progress)
-    run.ledger.close()
+    write_results(folder, design, run, progress)
+    run.gradients.ledger.close()
     return run, progress
 
 

@@ -19,6 +19,7 @@ from dpcsgp.privacy import GaussianMechanism
 from dpcsgp.randomness import PrivateRandomness
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.design import design_run
+from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.user_data import UserData
 from dpcsgp.tasks import Augmentation
 from dpcsgp.tasks.supervised import LOSSES
@@ -105,7 +106,7 @@ def small_images(config: Config, tmp_path: Path) -> training.Run:
     ]
     own = UserData.collect(data, (0, 1), None, *LOSSES["cross_entropy"])
     design = design_run(config, own.facts, module=module)
-    return build_run(design, own, Simulator(design.topology), tmp_path, "views")
+    return build_run(design, own, Simulator(design.topology), ResultsFolder(tmp_path, "views"))
 
 
 @pytest.mark.parametrize("views", [1, 4])
@@ -117,9 +118,9 @@ def test_gradients_are_averaged_over_views_and_then_clipped(tmp_path: Path, view
     }  # fmt: skip
     run = small_images(change_config(load_config(), settings), tmp_path)
     model_ND = run.anchor_D.expand(2, -1).clone()
-    ours_ND = run.private_gradients(model_ND, step=3)
-    indices_NE, _ = run.mechanism.draw(3, run.private, [True, True])
-    assert run.augment is not None
+    ours_ND = run.gradients(model_ND, step=3)
+    indices_NE, _ = run.gradients.mechanism.draw(3, run.gradients.random, [True, True])
+    assert run.gradients.augment is not None
     module, layout = run.task.module, ParameterLayout.of(run.task.module)
 
     def example_loss(values: dict[str, Tensor], images: Tensor, target: Tensor) -> Tensor:
@@ -130,7 +131,9 @@ def test_gradients_are_averaged_over_views_and_then_clipped(tmp_path: Path, view
 
     for node, size in enumerate((5, 8)):
         inputs, targets = run.task.examples(indices_NE)
-        images = run.augment(inputs, run.private, 3)[node, :size].view(size, views, 1, 8, 8)
+        images = run.gradients.augment(inputs, run.gradients.random, 3)[node, :size].view(
+            size, views, 1, 8, 8
+        )
         values = {name: value[0] for name, value in layout.views(run.anchor_D[None]).items()}
         parts = vmap(grad(example_loss), in_dims=(None, 0, 0))(values, images, targets[node, :size])
         gradients_ED = torch.cat([parts[name].flatten(1) for name in layout.names], dim=1)

@@ -28,7 +28,14 @@ from dpcsgp.config import COMPRESSED, Config, per_node
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import best_mixing_rate
 from dpcsgp.network import Traffic
-from dpcsgp.privacy import Budget, GaussianMechanism, LedgerBook, ReleaseEvent, clipping_engine
+from dpcsgp.privacy import (
+    Budget,
+    GaussianMechanism,
+    LedgerBook,
+    PrivateGradients,
+    ReleaseEvent,
+    clipping_engine,
+)
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.metrics import Recorder
 from dpcsgp.runs.design import build_algorithm, build_mechanism
@@ -232,18 +239,23 @@ def build_run(
     )
     module = nn.Sequential(nn.Linear(setting.dim, 1, bias=False))
     task = CanaryTask(module, canary_ND, mechanism.num_examples)
-    algorithm, settings = setting.algorithm, setting.config.algorithm
-    return Run(
-        task=task,
+    gradients = PrivateGradients(
+        source=task,
         engine=clipping_engine(module, output_as_loss),
         mechanism=mechanism,
         budget=Budget.unlimited(nodes),
         ledger=cast(LedgerBook, CountedReleases()),
+        random=private,
+        nodes=nodes,
+    )
+    algorithm, settings = setting.algorithm, setting.config.algorithm
+    return Run(
+        task=task,
+        gradients=gradients.checked(torch.zeros(setting.dim)),
         algorithm=algorithm,
         polish=algorithm,
         network=Pairs(nodes),
         public=public,
-        private=private,
         recorder=Recorder(None),
         schedule=Schedule(
             setting.steps,
@@ -252,7 +264,6 @@ def build_run(
             evaluate_every=0,
             momentum=settings.momentum,
         ),
-        epsilon_spent=lambda: [0.0],
         anchor_D=torch.zeros(setting.dim),
     )
 

@@ -66,18 +66,17 @@ def check_fault(fault: str | None, mechanism: GaussianMechanism) -> None:
 
 def break_run(run: Run, fault: str | None) -> Run:
     """Return the run with a fault."""
+    honest = run.gradients
     if fault == "order":
-        aside = NoiseAside(run.mechanism)
-        return replace(
-            run,
-            mechanism=cast(GaussianMechanism, aside),
-            algorithm=EncodedTooEarly(run.algorithm, aside),
-        )
-    return replace(
-        run,
-        mechanism=break_mechanism(run.mechanism, fault),
-        engine=break_engine(run.engine, fault),
+        aside = NoiseAside(honest.mechanism)
+        gradients = replace(honest, mechanism=cast(GaussianMechanism, aside))
+        return replace(run, gradients=gradients, algorithm=EncodedTooEarly(run.algorithm, aside))
+    gradients = replace(
+        honest,
+        mechanism=break_mechanism(honest.mechanism, fault),
+        engine=break_engine(honest.engine, fault),
     )
+    return replace(run, gradients=gradients)
 
 
 def break_mechanism(mechanism: GaussianMechanism, fault: str | None) -> GaussianMechanism:

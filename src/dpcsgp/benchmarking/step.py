@@ -27,7 +27,7 @@ from dpcsgp.compression import parse_compressor
 from dpcsgp.graphs import directed_exponential
 from dpcsgp.network import Simulator
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy import Budget, LedgerBook, clipping_engine
+from dpcsgp.privacy import Budget, LedgerBook, PrivateGradients, clipping_engine
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.metrics import Recorder
 from dpcsgp.training import Progress, Run, Schedule, train
@@ -62,22 +62,27 @@ def training_run(work: Workload, steps: int, momentum: float = 0.0) -> Iterator[
     algorithm = DPCSGP(parse_compressor(SPEC), learning_rate=0.1, mixing_rate=MIXING_RATE)
     with tempfile.TemporaryDirectory(prefix="dpcsgp-benchmark-") as folder:
         ledger = LedgerBook(Path(folder) / "ledger", nodes, "benchmark")
+        model_D = ParameterLayout.of(work.module).flatten(work.module)
+        gradients = PrivateGradients(
+            source=work.task,
+            engine=clipping_engine(work.module, work.task.loss),
+            mechanism=mechanism,
+            budget=Budget.unlimited(nodes),
+            ledger=ledger,
+            random=PrivateRandomness.fresh(nodes),
+            nodes=nodes,
+        )
         try:
             yield Run(
                 task=work.task,
-                engine=clipping_engine(work.module, work.task.loss),
-                mechanism=mechanism,
-                budget=Budget.unlimited(nodes),
-                ledger=ledger,
+                gradients=gradients.checked(model_D),
                 algorithm=algorithm,
                 polish=algorithm,
                 network=Simulator(topology),
                 public=PublicRandomness(0, nodes),
-                private=PrivateRandomness.fresh(nodes),
                 recorder=Recorder(None),
                 schedule=Schedule(steps=steps, evaluate_every=0, momentum=momentum),
-                epsilon_spent=list,
-                anchor_D=ParameterLayout.of(work.module).flatten(work.module),
+                anchor_D=model_D,
             )
         finally:
             ledger.close()
@@ -140,11 +145,12 @@ def _label(file: str, line: int, function: str) -> str:
 def _time_ledger(run: Run, rounds: int) -> list[float]:
     """Return the seconds that recording one release of every node takes, by the wall clock: it
     waits for the disk."""
-    events = {node: run.mechanism.event(row) for row, node in enumerate(run.network.nodes)}
+    gradients = run.gradients
+    events = {node: gradients.mechanism.event(row) for row, node in enumerate(gradients.nodes)}
     found = []
     for step in range(rounds):
         start = time.perf_counter()
-        run.ledger.record(10_000 + step, run.attempt, events)
+        gradients.ledger.record(10_000 + step, gradients.attempt, events)
         found.append(time.perf_counter() - start)
     return found
 

@@ -31,22 +31,23 @@ def demo(
     """
     from rich.console import Console
 
-    from dpcsgp.console.session import run_session
-    from dpcsgp.console.tables import comparison_table
+    from dpcsgp.console.reporter import ConsoleReporter
+    from dpcsgp.console.tables import outcome_table
     from dpcsgp.privacy import composed_epsilon, read_ledgers, releases_by_node
     from dpcsgp.report import write_report
+    from dpcsgp.runtime.requests import BuiltinRequest
+    from dpcsgp.runtime.session import Hooks, run_simulated
 
     console = Console()
     folder = out or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    hooks, common = Hooks(ConsoleReporter(console), write_page=True), tuple(settings or ())
     console.rule("together: compressed, private gossip")
-    together = run_session(
-        None, settings or [], folder / "together", resume=False, allow_divergence=False
-    )
+    request = BuiltinRequest(settings=common, out=folder / "together")
+    together = run_simulated(request, hooks).summary
     console.rule("alone: the zero-byte control, same budget")
-    alone = run_session(
-        None, [*LOCAL, *(settings or [])], folder / "alone", resume=False, allow_divergence=False
-    )
-    console.print(comparison_table([together, alone]))
+    request = BuiltinRequest(settings=(*LOCAL, *common), out=folder / "alone")
+    alone = run_simulated(request, hooks).summary
+    console.print(outcome_table(together, alone))
     by_node = releases_by_node(read_ledgers([folder / "together", folder / "alone"]))
     epsilon = max(composed_epsilon(releases, together["delta"]) for releases in by_node.values())
     console.print(

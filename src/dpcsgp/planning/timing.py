@@ -12,7 +12,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -23,8 +23,11 @@ from dpcsgp import training
 from dpcsgp.config import Config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import GaussianMechanism
-from dpcsgp.runs.build import Data, build_run, new_run_id
+from dpcsgp.randomness import PublicRandomness
+from dpcsgp.runs.build import build_run
+from dpcsgp.runs.data import BuiltinData
 from dpcsgp.runs.design import RunDesign
+from dpcsgp.runs.folder import ResultsFolder, new_run_id
 from dpcsgp.tasks.downloads.catalogue import PUBLISHED
 
 _POOL: Final = 2000  # random examples per node; batches are drawn from them again and again
@@ -65,15 +68,15 @@ def time_parts(design: RunDesign) -> StepTimes:
     """Time everything but the exchange, on a real run over random examples in a temporary
     folder."""
     with tempfile.TemporaryDirectory() as folder:
-        run = build_run(
-            design, _random_data(design), Simulator(design.topology), Path(folder), new_run_id()
-        )
+        results = ResultsFolder(Path(folder), new_run_id())
+        run = build_run(design, _random_data(design), Simulator(design.topology), results)
         model_ND = design.anchor_D.expand(design.topology.num_nodes, -1).contiguous()
         fixed, per_example = _time_gradients(run, model_ND)
         state = run.algorithm.init(model_ND, design.anchor_D)
         progress = training.Progress(state, torch.zeros_like(model_ND))
-        events = {node: run.mechanism.event(row) for row, node in enumerate(run.network.nodes)}
-        entry = _time(lambda: run.ledger.record(0, run.attempt, events), repeats=1)
+        nodes, ledger, mechanism = run.network.nodes, run.gradients.ledger, run.gradients.mechanism
+        events = {node: mechanism.event(row) for row, node in enumerate(nodes)}
+        entry = _time(lambda: ledger.record(0, run.gradients.attempt, events), repeats=1)
         return StepTimes(
             fixed=fixed,
             per_example=per_example,
@@ -86,7 +89,7 @@ def time_parts(design: RunDesign) -> StepTimes:
 def time_exchange(design: RunDesign) -> float:
     """Time one exchange of random models, all nodes in this process."""
     network = Simulator(design.topology)
-    public = training.PublicRandomness(design.config.run.seed, network.nodes)
+    public = PublicRandomness(design.config.run.seed, network.nodes)
     algorithm = design.algorithm
     start_ND = design.anchor_D.expand(len(network.nodes), -1).clone()
     state = algorithm.descend(
@@ -116,7 +119,7 @@ def data_bytes(design: RunDesign, batch_size: int) -> int:
 def _time_gradients(run: training.Run, model_ND: Tensor) -> tuple[float, float]:
     """Return (fixed, per example) from two batch sizes: doubled until a step takes long enough or
     the data are used up."""
-    smallest = min(run.mechanism.num_examples)
+    smallest = min(run.gradients.mechanism.num_examples)
     sizes = [size for size in (2**k for k in range(3, 20)) if size <= smallest] or [smallest]
     times = [(sizes[0], _time_release(run, model_ND, sizes[0]))]
     for size in sizes[1:]:
@@ -129,31 +132,33 @@ def _time_gradients(run: training.Run, model_ND: Tensor) -> tuple[float, float]:
 
 
 def _time_release(run: training.Run, model_ND: Tensor, batch_size: int) -> float:
-    num_nodes = len(run.network.nodes)
+    """Time private gradients of batches of this size, without budget and ledger."""
+    num_nodes, gradients = len(run.network.nodes), run.gradients
+    stated = gradients.mechanism
     mechanism = GaussianMechanism(
-        run.mechanism.clip_norm,
+        stated.clip_norm,
         (1.0,) * num_nodes,
         (batch_size,) * num_nodes,
-        run.mechanism.num_examples,
-        run.mechanism.sampling,
+        stated.num_examples,
+        stated.sampling,
     )
-    release = replace(run, mechanism=mechanism)
 
     def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
-        inputs, targets = release.task.examples(indices_NE % _POOL)
-        if release.augment is not None:
-            inputs = release.augment(inputs, release.private, 0)
+        inputs, targets = run.task.examples(indices_NE % _POOL)
+        if gradients.augment is not None:
+            inputs = gradients.augment(inputs, gradients.random, 0)
         (shape,) = mechanism.rows_of_same_shape()
-        return release.engine.clipped_sum(
+        return gradients.engine.clipped_sum(
             model_ND, inputs, targets, present_NE, mechanism.clip_norm, shape
         )
 
-    return _time(
-        lambda: mechanism.release(clipped_sum, 0, release.private, [True] * num_nodes), repeats=2
-    )
+    def release() -> Tensor:
+        return mechanism.release(clipped_sum, 0, gradients.random, [True] * num_nodes)
+
+    return _time(release, repeats=2)
 
 
-def _random_data(design: RunDesign) -> Data:
+def _random_data(design: RunDesign) -> BuiltinData:
     """Return random examples of the declared shapes: a pool per node, and a test set as large as
     the published one."""
     facts = design.facts
@@ -164,7 +169,7 @@ def _random_data(design: RunDesign) -> Data:
     labels = torch.arange(pool * num_nodes) % facts.num_classes
     parts = [torch.arange(pool * node, pool * (node + 1)) for node in range(num_nodes)]
     test = (torch.rand(num_test, *facts.input_shape), torch.arange(num_test) % facts.num_classes)
-    return Data(torch.rand(len(labels), *facts.input_shape), labels, parts, test, facts)
+    return BuiltinData(torch.rand(len(labels), *facts.input_shape), labels, parts, test, facts)
 
 
 def _time(action: Callable[[], Any], repeats: int) -> float:

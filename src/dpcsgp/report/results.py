@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpcsgp.errors import DataError
+from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
 from dpcsgp.report.formatting import as_number
 
@@ -72,7 +73,7 @@ class RunResults:
     @property
     def diverged(self) -> bool:
         """Whether a state or message became non-finite."""
-        return self.text("stopped_because").startswith("diverged")
+        return Ending.of(self.text("stopped_because")) is Ending.DIVERGED
 
     @property
     def exceeds_claim(self) -> bool:

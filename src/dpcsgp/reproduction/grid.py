@@ -21,6 +21,7 @@ from typing import Any, final
 
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import DpcsgpError
+from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
 
 # (what has just ended, how many are done, how many there are)
@@ -114,9 +115,8 @@ def run_grid(
 def is_done(folder: Path) -> bool:
     """Say whether a run has ended in its own right (completed, budget spent, or diverged)."""
     try:
-        return not json.loads((folder / "summary.json").read_text())["stopped_because"].startswith(
-            "interrupted"
-        )
+        summary = json.loads((folder / "summary.json").read_text())
+        return Ending.of(summary["stopped_because"]) is not Ending.INTERRUPTED
     except (OSError, ValueError, KeyError):
         return False
 
@@ -131,18 +131,16 @@ def read_done(cell: Cell, root: Path) -> Done:
 def run_cell(cell: Cell, path: Path) -> bool:
     """Run or continue one cell in this process; return whether it ended in its own right."""
     from dpcsgp.runs.design import design_run
-    from dpcsgp.runs.folder import ResultsFolder
-    from dpcsgp.runtime.session import run_simulated
+    from dpcsgp.runtime.requests import PreparedRequest
+    from dpcsgp.runtime.session import Hooks, run_simulated
     from dpcsgp.runtime.signals import StopSignal
 
     config, resume = cell.config, (path / "config.toml").exists()
-    with (
-        StopSignal() as stop
-    ):  # Ctrl-C reaches all processes: each ends its step and writes a checkpoint
+    # Ctrl-C reaches all processes: each ends its step and writes a checkpoint.
+    with StopSignal() as stop:
         data = _data(config)
         design = design_run(config, data.facts, cell.allow_divergence or resume)
-        folder = ResultsFolder.reopen(path)[0] if resume else ResultsFolder.create(path, config)
-        run_simulated(design, data, folder, resume=resume, should_stop=stop.is_set)
+        run_simulated(PreparedRequest(design, data, path, resume), Hooks(should_stop=stop.is_set))
     if not is_done(path):
         return False
     shutil.rmtree(path / "checkpoint", ignore_errors=True)  # a grid of finished runs needs none
@@ -157,7 +155,7 @@ def _prepare(parent: int, num_threads: int) -> None:
     import torch
 
     from dpcsgp.runtime.memory import keep_freed_memory
-    from dpcsgp.runtime.orphans import die_with
+    from dpcsgp.runtime.workers import die_with
 
     die_with(parent)
     torch.set_num_threads(num_threads)
@@ -167,7 +165,7 @@ def _prepare(parent: int, num_threads: int) -> None:
 
 @lru_cache(maxsize=2)
 def _data_of(key: str, config_json: str) -> Any:
-    from dpcsgp.runs.build import load_builtin_data
+    from dpcsgp.runs.data import load_builtin_data
 
     return load_builtin_data(Config.model_validate_json(config_json))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dpcsgp.records.ending import Ending
 from dpcsgp.report import Curve, accuracy_panels, save_figure, write_csv
 from dpcsgp.reproduction.grid import Done
 
@@ -57,7 +58,7 @@ def has_diverged(run: Done) -> bool:
     """Say whether a run stopped because of it, or its nodes ended beyond all bounds from one
     another."""
     apart = as_float(run.summary.get("disagreement"))
-    return run.summary["stopped_because"].startswith("diverged") or apart > TOO_FAR_APART
+    return Ending.of(run.summary["stopped_because"]) is Ending.DIVERGED or apart > TOO_FAR_APART
 
 
 def raw_rows(runs: Sequence[Done]) -> list[dict[str, Any]]:

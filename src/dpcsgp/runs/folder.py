@@ -1,13 +1,12 @@
-"""The results folder: settings, environment, rows, ledger, checkpoints, model and summary.
-
-`summary.json` holds the three numbers that must be trusted: eps as verified by the accountant from
-the ledger, bytes as counted when frames were sent, accuracy on public test data. """
+"""The results folder: settings, environment, rows, ledger, checkpoints, model and summary."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
-from collections.abc import Mapping
+import secrets
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,24 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from dpcsgp.runs.build import new_run_id
-from dpcsgp.runs.design import RunDesign
-from dpcsgp.compression import parse_compressor
-from dpcsgp.config import Config, load_config, per_node, to_toml
+from dpcsgp.config import Config, load_config, to_toml
 from dpcsgp.errors import ConfigError
+from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.records.files import write_atomically
-from dpcsgp.graphs import graph_constants
-from dpcsgp.privacy import neighbouring_relation
 from dpcsgp.records.metrics import environment, write_json
-from dpcsgp.training import Progress, Run
+
+
+def new_run_id() -> str:
+    """Return a fresh public name for a run; ledgers and checkpoints carry it."""
+    return secrets.token_hex(8)
+
+
+def new_folder(config: Config) -> Path:
+    """Return a fresh name under runs/."""
+    name = f"{config.task.name}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    suffixes = itertools.chain([""], (f"-{count}" for count in itertools.count(2)))
+    folders = (Path("runs") / f"{name}{suffix}" for suffix in suffixes)
+    return next(folder for folder in folders if not folder.exists())
 
 
 @dataclass(frozen=True)
@@ -36,113 +43,106 @@ class ResultsFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config) -> ResultsFolder:
-        """Start a new folder; one that already holds a run is refused, so that nothing is
-        overwritten."""
-        if (path / "config.toml").exists():
-            raise ConfigError(f"--out {path} already holds a run; continue it with --resume, or "
-                              "name another folder")
+        """Start a new folder; one that already holds a run is refused: nothing is overwritten."""
+        refuse_taken(path)
         folder = cls(path, new_run_id())
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_json(path / "environment.json", {"run_id": folder.run_id, **environment()})
-            write_atomically(path / "config.toml", to_toml(config).encode())
+            folder._write_start(config)
         except OSError as error:
-            raise ConfigError(f"--out {path} cannot be written: {error.strerror}; choose another "
-                              "folder") from None
+            raise ConfigError(
+                f"--out {path} cannot be written: {error.strerror}; choose another folder"
+            ) from None
         return folder
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[ResultsFolder, Config]:
-        """Open the folder of a run that is to be continued."""
+        """Open the folder of a run that is to be continued, and return its settings too."""
         try:
             run_id = json.loads((path / "environment.json").read_text())["run_id"]
         except (OSError, ValueError, KeyError):
-            raise ConfigError(f"--resume: {path} holds no run (environment.json is missing or "
-                              "damaged)") from None
+            raise ConfigError(
+                f"--resume: {path} holds no run (environment.json is missing or damaged)"
+            ) from None
         return cls(path, run_id), load_config(path / "config.toml")
 
     @classmethod
+    def open(cls, path: Path, config: Config, resume: bool) -> ResultsFolder:
+        """Reopen the folder of a run that is resumed, or start a new one."""
+        return cls.reopen(path)[0] if resume else cls.create(path, config)
+
+    @classmethod
     def join(cls, path: Path, config: Config, run_id: str) -> ResultsFolder:
-        """Use the folder that rank 0 made; on a machine that does not share its disk, make one of
-        the same run."""
+        """Use the folder that rank 0 made; without a shared disk, make one of the same run."""
+        folder = cls(path, run_id)
         if not (path / "environment.json").exists():
-            path.mkdir(parents=True, exist_ok=True)
-            write_json(path / "environment.json", {"run_id": run_id, **environment()})
-            write_atomically(path / "config.toml", to_toml(config).encode())
-        return cls(path, run_id)
+            folder._write_start(config)
+        return folder
 
-    def finish(self, design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]:
-        """Write the model and the summary of a run that one process hosted; return the summary."""
-        self.write_model(run.algorithm.average(progress.state), run.algorithm.model(progress.state))
-        summary = summarise(design, run.recorder.rows[-1], progress, releases(run), run.private.reproducible)
-        write_json(self.path / "summary.json", summary)
-        return summary
+    def write_model(self, average_D: Tensor | None, models_ND: Tensor) -> None:
+        """Write models as flat vectors in the order of the module's parameters.
 
-    def write_model(self, average_D: Tensor, models_ND: Tensor) -> None:
-        """Write the average model and every node's model as flat vectors in the order of the
-        module's parameters."""
-        tensors = {"average_model": average_D.cpu().contiguous(), "node_models": models_ND.cpu().contiguous()}
+        Args:
+            average_D: the average model; None where nobody has all models.
+            models_ND: every node's model.
+        """
+        tensors = {"node_models": models_ND.cpu().contiguous()}
+        if average_D is not None:
+            tensors["average_model"] = average_D.cpu().contiguous()
         write_atomically(self.path / "model.safetensors", save(tensors))
 
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json`."""
+        write_json(self.path / "summary.json", summary)
 
-def releases(run: Run) -> list[int]:
-    """Return how many releases each hosted node has made, replayed ones included."""
-    return [sum(count for _, count in run.ledger.releases(node)) for node in run.network.nodes]
-
-
-def theorem_satisfied(design: RunDesign) -> bool | None:
-    """Say whether the compressor's omega is within what Theorem 1 permits; None if nothing is
-    compressed."""
-    if design.mixing_rate is None:
-        return None
-    if design.topology.num_nodes == 1:
-        return True
-    constants = graph_constants(design.topology, design.mixing_rate)
-    compressor = parse_compressor(design.config.compression.spec)
-    return compressor.omega_squared(design.dim) <= constants.largest_omega_spectral**2
+    def _write_start(self, config: Config) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "environment.json", {"run_id": self.run_id, **environment()})
+        write_atomically(self.path / "config.toml", to_toml(config).encode())
 
 
-def summarise(
-    design: RunDesign, row: Mapping[str, Any], progress: Progress, counts: list[int], seeded: bool
-) -> dict[str, Any]:
-    """Put together what was released, sent and reached."""
-    config, state = design.config, progress.state
-    num_nodes = design.topology.num_nodes
-    epsilon = max(row["epsilon_nodes"])
-    claimed = max(per_node(config.privacy.epsilon, num_nodes)) if config.privacy.noise != "none" else math.inf
-    claims = [per_node(config.privacy.epsilon, num_nodes)[node] for node in row["nodes"]]
-    kept = config.privacy.noise != "none" and all(
-        spent <= claim * (1 + 1e-9) for spent, claim in zip(row["epsilon_nodes"], claims, strict=True)
-    )
-    polished = progress.rounds_polished
-    return {
-        "algorithm": config.algorithm.name,
-        "task": config.task.name,
-        "model": config.task.model,
-        "features": config.task.features,
-        "partition": config.task.partition,
-        "graph": config.graph.name,
-        "num_nodes": num_nodes,
-        "num_coordinates": design.dim,
-        "steps": state.step,
-        "compression": config.compression.spec,
-        "mixing_rate": design.mixing_rate,
-        "mixing_radius": design.mixing_radius,
-        "theorem_satisfied": theorem_satisfied(design),
-        "private": not seeded and math.isfinite(epsilon) and kept,
-        "seeded": seeded,
-        "epsilon": epsilon,
-        "epsilon_claimed": claimed,
-        "delta": max(per_node(config.privacy.delta, num_nodes)),
-        "neighbouring_relation": neighbouring_relation(config.privacy.sampling),
-        "noise_multiplier": list(design.mechanism.noise_multipliers),
-        "releases": counts,
-        **{key: value for key, value in row.items() if key.endswith(("_node_mean", "_node_min", "_average_model"))},
-        "disagreement": row.get("disagreement"),
-        "bytes_per_edge": row["bytes_per_edge"],
-        "bytes_sent_per_node": max(row["bytes_sent_nodes"]),
-        "bits_paper": design.paper_bits(state.round - polished, polished),
-        "seconds": row["seconds"],
-        "seconds_per_step": row["seconds"] / max(state.step, 1),
-        "stopped_because": progress.stopped_because,
-    }
+def refuse_taken(path: Path) -> None:
+    """Refuse a folder that already holds a run."""
+    if (path / "config.toml").exists():
+        raise ConfigError(
+            f"--out {path} already holds a run; continue it with --resume, or name another folder"
+        )
+
+
+def open_config(
+    config_file: Path | None, settings: Sequence[str], out: Path | None, resume: bool
+) -> Config:
+    """Return the settings: of the results folder when resuming, else of the file and --set."""
+    if not resume:
+        return load_config(config_file, settings)
+    if out is None:
+        raise ConfigError(
+            "--resume needs --out FOLDER: the results folder of the run to continue"
+        )
+    if config_file is not None or settings:
+        raise ConfigError(
+            "--resume takes its settings from the results folder; "
+            "leave out the config file and --set"
+        )
+    config = ResultsFolder.reopen(out)[1]
+    refuse_changed_settings(out, config)
+    return config
+
+
+def refuse_changed_settings(out: Path, config: Config) -> None:
+    """Refuse to go on under other settings than those the ledgers were started with."""
+    ledgers = (out / "ledger").glob("node-*.jsonl")
+    started = {read_ledger(file).header.config for file in ledgers}
+    # Machines of one run may differ in a few local settings, and the folder holds rank 0's: one
+    # match is enough.
+    if started and config.fingerprint() not in started:
+        raise ConfigError(
+            f"--resume: {out / 'config.toml'} is not what this run was started with; restore it, "
+            "or start a new run in another --out folder (both ledgers then count: `dpcsgp account "
+            "FIRST SECOND`)"
+        )
+
+
+def previous_processes(checkpoints: Path) -> set[int]:
+    """Return how many processes wrote the checkpoints in a folder (empty: there are none)."""
+    files = checkpoints.glob("step-*.part-*-of-*.json")
+    return {int(path.stem.rpartition("-of-")[2]) for path in files}

@@ -1,10 +1,10 @@
-"""Many processes, one results folder: rows, models and summaries of all parts are put together.
+"""Many processes, one results folder: rows, models and summaries of all ranks are put together.
 
 Processes that see the same folder write one set of results in it; on machines that share no disk
 each folder gets the rows of all nodes and the models of its own.
 
-Legend: N nodes, D coordinates; a tensor whose name has `_N` in it has one row per node of its
-process. """
+Legend: N nodes, D coordinates; a tensor whose name has `_N` in it has one row per node.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 
-from dpcsgp.runs.design import RunDesign
+from dpcsgp.evaluation import average_scores
+from dpcsgp.records.ending import Ending
 from dpcsgp.records.files import write_atomically
-from dpcsgp.records.metrics import plain, write_json
-from dpcsgp.runs.folder import ResultsFolder, releases, summarise
+from dpcsgp.records.metrics import plain
+from dpcsgp.runs.design import RunDesign
+from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.summary import merge_summaries, summarise
 from dpcsgp.training import Progress, Run
 
-_FINAL = ("_node_mean", "_node_min", "_average_model")
-# parts of a state that neither the models nor their average depend on
-_NOT_SHOWN = ("x_hat_ND", "pull_ND")
+_NOT_SHOWN = ("x_hat_ND", "pull_ND")  # neither the models nor their average depend on these
 _MOST_BYTES = 10**9
 
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """Finds out which ranks write to the same folder: each leaves a mark under a name that only
-    this start knows."""
+    """Finds out which ranks write to the same folder, by marks that only this start knows."""
 
     path: Path
     rank: int
@@ -60,37 +60,37 @@ class SharedFolder:
 
 @dataclass(frozen=True)
 class StateFiles:
-    """States of one process at its evaluations and at the end, for whoever averages the models of
-    all processes."""
+    """States of one process at its evaluations and at the end, for whoever averages all models."""
 
     path: Path
-    part: int
-    num_parts: int
+    rank: int
+    world_size: int
     every_row: bool = True  # False: only the last row gets to know the average model
 
     @classmethod
-    def of(cls, folder: Path, part: int, num_parts: int, design: RunDesign) -> StateFiles:
+    def of(cls, folder: Path, rank: int, world_size: int, design: RunDesign) -> StateFiles:
         """Keep the state at every evaluation if those of all nodes fit into a gigabyte."""
-        config = design.config
-        evaluations = 1 + config.algorithm.steps // (config.run.evaluate_every or config.algorithm.steps)
-        fits = evaluations * 4 * design.dim * design.topology.num_nodes <= _MOST_BYTES
-        return cls(folder / "checkpoint", part, num_parts, fits)
+        steps = design.config.algorithm.steps
+        evaluations = 1 + steps // (design.config.run.evaluate_every or steps)
+        models = evaluations * design.topology.num_nodes
+        fits = 4 * models * design.dim <= _MOST_BYTES
+        return cls(folder / "checkpoint", rank, world_size, fits)
 
-    def name(self, moment: int | str, part: int) -> Path:
-        """Return the file of a step (or "final") and part."""
-        return self.path / f"state-{moment}.part-{part}-of-{self.num_parts}.safetensors"
+    def name(self, moment: int | str, rank: int) -> Path:
+        """Return the file of a step (or "final") and rank."""
+        return self.path / f"state-{moment}.part-{rank}-of-{self.world_size}.safetensors"
 
     def keep(self, moment: int | str, state: Any) -> None:
         """Write what the models and their average follow from."""
         if not self.every_row and moment != "final":
             return
-        fields = {name: value for name, value in state._asdict().items() if "_N" in name and name not in _NOT_SHOWN}
-        tensors = {name: value.cpu().contiguous() for name, value in fields.items()}
-        write_atomically(self.name(moment, self.part), save(tensors))
+        fields = state._asdict().items()
+        kept = {name: value for name, value in fields if "_N" in name and name not in _NOT_SHOWN}
+        tensors = {name: value.cpu().contiguous() for name, value in kept.items()}
+        write_atomically(self.name(moment, self.rank), save(tensors))
 
     def joined(self, moment: int | str, ranks: Sequence[int], template: Any) -> Any:
-        """Return the state of these ranks' nodes together, otherwise like the template; None if a
-        part is missing."""
+        """Return the state of these ranks' nodes, otherwise like the template; None: one is missing."""
         files = [self.name(moment, rank) for rank in ranks]
         if not all(file.exists() for file in files):
             return None
@@ -105,11 +105,12 @@ class StateFiles:
                 file.unlink(missing_ok=True)
 
 
-def write_part(design: RunDesign, run: Run, progress: Progress, states: StateFiles) -> dict[str, Any]:
-    """Write this process's final state beside its snapshots; return its rows and summary for
-    merging."""
+def write_part(
+    design: RunDesign, run: Run, progress: Progress, states: StateFiles
+) -> dict[str, Any]:
+    """Write this process's final state beside its checkpoints; return its rows and summary."""
     states.keep("final", progress.state)
-    summary = summarise(design, run.recorder.rows[-1], progress, releases(run), run.private.reproducible)
+    summary = summarise(design, run, progress)
     return {"rows": plain(run.recorder.rows), "summary": plain(summary)}
 
 
@@ -121,38 +122,36 @@ def merge_parts(
     states: StateFiles,
     ranks: Sequence[int],
 ) -> dict[str, Any]:
-    """Write `metrics.jsonl`, `model.safetensors` and `summary.json` as one process would have;
-    return the summary.
+    """Write rows, models and summary as one process would have.
 
-    `ranks` are those whose states are in this folder.
+    Args:
+        folder: where.
+        run: this process's part of the run: its method and its public test data are used.
+        progress: where it ended.
+        parts: what `write_part` returned in every process, by rank.
+        states: files of the ranks' final states.
+        ranks: those whose states are in this folder.
+
+    Returns:
+        The summary of the whole run.
     """
     rows = [merge_rows(same) for same in zip(*(part["rows"] for part in parts), strict=True)]
     final = states.joined("final", ranks, progress.state)
-    models_ND = run.algorithm.model(final)
-    if len(ranks) == len(parts):
-        folder.write_model(run.algorithm.average(final), models_ND)
-        for row in rows[:-1]:
-            _add_average(row, run, states.joined(row["step"], ranks, progress.state))
-        _add_average(rows[-1], run, final)
-    else:  # nobody has all models, so nobody can average them
-        write_atomically(folder.path / "model.safetensors", save({"node_models": models_ND.contiguous()}))
+    average_D = None
+    if len(ranks) == len(parts):  # otherwise nobody has all models, and nobody can average them
+        average_D = run.algorithm.average(final)
+        moments = [states.joined(row["step"], ranks, progress.state) for row in rows[:-1]]
+        for row, state in zip(rows, [*moments, final], strict=True):
+            if state is not None:
+                row |= average_scores(run, state)
+    folder.write_model(average_D, run.algorithm.model(final))
+    lines = "".join(json.dumps(plain(row)) + "\n" for row in rows)
+    write_atomically(folder.path / "metrics.jsonl", lines.encode())
     summary = merge_summaries(parts, rows[-1])
-    write_atomically(folder.path / "metrics.jsonl", "".join(json.dumps(plain(row)) + "\n" for row in rows).encode())
-    write_json(folder.path / "summary.json", summary)
+    folder.write_summary(summary)
     # A run that was interrupted will be asked for its earlier rows again.
-    states.forget(ranks, "final" if progress.stopped_because.startswith("interrupted") else "*")
+    states.forget(ranks, "final" if progress.ending is Ending.INTERRUPTED else "*")
     return summary
-
-
-def _add_average(row: dict[str, Any], run: Run, state: Any) -> None:
-    """Add what only somebody with all models can tell: the average model's score, and the
-    disagreement."""
-    if state is None:
-        return
-    models_ND = run.algorithm.model(state)
-    for name, values in run.task.evaluate(run.algorithm.average(state)[None]).items():
-        row[f"{name}_average_model"] = float(values[0])
-    row["disagreement"] = float((models_ND - models_ND.mean(0)).pow_(2).sum(1).mean().sqrt())
 
 
 def merge_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -160,33 +159,13 @@ def merge_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged = dict(rows[0])
     for key in [key for key in merged if key == "nodes" or key.endswith("_nodes")]:
         merged[key] = [value for row in rows for value in row[key]]
-        if f"{key[:-1]}_mean" in merged:
-            # the same sum in the same precision as in one process
-            values = torch.tensor(merged[key])
-            merged[f"{key[:-1]}_mean"], merged[f"{key[:-1]}_min"] = float(values.mean()), float(values.min())
-    if "residual_ratio" in merged:
+        mean, least = f"{key[:-1]}_mean", f"{key[:-1]}_min"
+        if mean in merged:
+            values = torch.tensor(merged[key])  # the same sum and precision as in one process
+            merged[mean], merged[least] = float(values.mean()), float(values.min())
+    if "residual_ratio" in merged:  # a mean over nodes: weighted by how many each process hosts
         sizes = [len(row["bytes_sent_nodes"]) for row in rows]
         total = sum(row["residual_ratio"] * size for row, size in zip(rows, sizes, strict=True))
         merged["residual_ratio"] = total / sum(sizes)
     merged["seconds"] = max(row["seconds"] for row in rows)
     return merged
-
-
-def merge_summaries(parts: Sequence[Mapping[str, Any]], last_row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary of the whole run from those of its parts and the last row of all."""
-    summaries = [part["summary"] for part in parts]
-    seconds, steps = max(summary["seconds"] for summary in summaries), summaries[0]["steps"]
-    return {
-        **summaries[0],
-        **{key: value for key, value in last_row.items() if key.endswith(_FINAL)},
-        "epsilon": plain(max(float(summary["epsilon"]) for summary in summaries)),
-        "private": all(summary["private"] for summary in summaries),
-        "seeded": any(summary["seeded"] for summary in summaries),
-        "releases": [count for summary in summaries for count in summary["releases"]],
-        "disagreement": last_row.get("disagreement"),
-        "bytes_sent_per_node": max(last_row["bytes_sent_nodes"]),
-        "seconds": seconds,
-        "seconds_per_step": seconds / steps if steps else None,
-        "processes": len(parts),
-        "bytes_between_processes": sum(part["bytes_between_processes"] for part in parts),
-    }

@@ -6,13 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dpcsgp import training
 from dpcsgp.network.agreed import whole
 from dpcsgp.network.board import Board
 from dpcsgp.network.health import STOP_ASKED, Health
 from dpcsgp.network.torch_distributed import largest_lead
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runtime.signals import StopSignal
+from dpcsgp.training import TrainingNetwork
 
 MEETING_STEPS = 10
 
@@ -43,7 +43,7 @@ class Pace:
         may fail at it."""
         return 2 + (-(-self.lead // checkpoint_every) if checkpoint_every else 0)
 
-    def meet(self, network: training.TrainingNetwork, step: int) -> None:
+    def meet(self, network: TrainingNetwork, step: int) -> None:
         """Wait for the others where the exchanges do not."""
         if self.meet_every and step % self.meet_every == 0:
             network.gather_values(f"step {step}", True)

@@ -1,81 +1,112 @@
-"""One run in one process, from a checked design to a finished results folder: for the command line,
-the API and grids."""
+"""One training session, from a request to a finished results folder, with all nodes in this process.
+
+`runtime.process` is the same for one of several processes. The command line, the API and the grids
+all come through here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, final
 
-from dpcsgp import training
 from dpcsgp.compression import frames
 from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator
 from dpcsgp.records.checkpoint import Checkpoint
-from dpcsgp.runs.build import RunData, build_run
-from dpcsgp.runs.design import RunDesign
-from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.build import build_run
+from dpcsgp.runs.folder import ResultsFolder, new_folder, previous_processes
+from dpcsgp.runs.summary import write_results
+from dpcsgp.runs.wording import standing
+from dpcsgp.runtime.reporting import Reporter, Silent
+from dpcsgp.runtime.requests import RunRequest
+from dpcsgp.runtime.signals import StopSignal
+from dpcsgp.training import Progress, Run, train
+
+SILENT: Final = Silent()
+
+OnRow = Callable[[dict[str, Any]], None]
 
 
+@final
+@dataclass(frozen=True)
+class Hooks:
+    """What a caller adds to a session.
+
+    Attributes:
+        reporter: hears how the run goes.
+        should_stop: asked with the number of steps done; True ends the run there.
+        on_start: called with the results folder before training; returns what sees every row.
+        write_page: whether `report.html` is written at the end.
+    """
+
+    reporter: Reporter = SILENT
+    should_stop: Callable[[int], bool] = lambda step: False
+    on_start: Callable[[Path], OnRow] = lambda folder: lambda row: None
+    write_page: bool = False
+
+
+NO_HOOKS: Final = Hooks()
+
+
+@final
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left: its summary, and its parts in the state they ended in."""
+    """What a session left: the summary, the run's parts in the state they ended in, and where."""
 
     summary: dict[str, Any]
-    run: training.Run
-    progress: training.Progress
+    run: Run
+    progress: Progress
+    folder: Path
+    stop_asked: bool = False  # by a signal
 
 
-Watching = Callable[[training.Run], AbstractContextManager[training.Watcher]]
-
-
-def run_simulated(
-    design: RunDesign,
-    data: RunData,
-    folder: ResultsFolder,
-    *,
-    resume: bool = False,
-    watching: Watching = lambda run: nullcontext(lambda progress: None),
-    should_stop: Callable[[int], bool] = lambda step: False,
-    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
-) -> Outcome:
-    """Train all nodes in this process and write model and summary; `watching` shows the progress of
-    the run."""
-    key_file = design.config.network.key_file
+def run_simulated(request: RunRequest, hooks: Hooks = NO_HOOKS) -> Outcome:
+    """Train all nodes in this process; write model, rows, summary and, if asked for, a page."""
+    reporter = hooks.reporter
+    # Settings, data, design: everything that can be refused is refused before a folder is made.
+    config = request.config()
+    with reporter.downloads() as downloads:
+        design, data = request.prepare(config, downloads)
+    reporter.plan(design)
+    # Folder, network, and the parts of the run.
+    folder = ResultsFolder.open(request.out or new_folder(config), config, request.resume)
+    key_file = config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
-    run = build_run(design, data, Simulator(design.topology, key), folder.path, folder.run_id)
-    run = replace(run, on_row=on_row)
-    try:
-        snapshot = load_checkpoint(run) if resume else None
-        with watching(run) as watch:
-            progress = training.train(run, watch, should_stop, snapshot)
-        return Outcome(folder.finish(design, run, progress), run, progress)
-    finally:
-        run.ledger.close()  # so that this very process can resume
+    network, on_row = Simulator(design.topology, key), hooks.on_start(folder.path)
+    with StopSignal(reporter.say, hooks.should_stop) as stop:
+        run = build_run(design, data, network, folder, on_row=on_row)
+        try:
+            checkpoint = newest_checkpoint(run) if request.resume else None
+            with reporter.progress() as show:
+                progress = train(run, lambda now: show(standing(run, now)), stop.is_set, checkpoint)
+            summary = write_results(folder, design, run, progress)
+        finally:
+            run.gradients.ledger.close()  # so that this very process can resume
+    page = write_page(folder.path) if hooks.write_page else None
+    reporter.outcome(summary, folder.path, page)
+    return Outcome(summary, run, progress, folder.path, stop.asked)
 
 
-def load_checkpoint(run: training.Run) -> Checkpoint | None:
-    """Return the newest snapshot that all processes of the run have whole."""
+def newest_checkpoint(run: Run) -> Checkpoint | None:
+    """Return the newest checkpoint that all processes of the run have complete."""
     assert run.checkpoints is not None
     previous, now = previous_processes(run.checkpoints.path), run.checkpoints.num_parts
     if previous and now not in previous:
         number = max(previous)
-        command = (
-            "dpcsgp run --resume" if number == 1 else f"dpcsgp launch --resume --processes {number}"
-        )
+        alone = "dpcsgp run --resume"
+        command = alone if number == 1 else f"dpcsgp launch --resume --processes {number}"
         raise ConfigError(
-            f"--resume: this run was made by {number} processes, not {now}; continue it with "
-            f"`{command}`"
+            f"--resume: this run was made by {number} processes, not {now}; "
+            f"continue it with `{command}`"
         )
-    return run.checkpoints.load_common(
-        run.network.gather_values("whole checkpoints", run.checkpoints.complete_steps())
-    )
+    complete = run.checkpoints.complete_steps()
+    return run.checkpoints.load_common(run.network.gather_values("whole checkpoints", complete))
 
 
-def previous_processes(checkpoints: Path) -> set[int]:
-    """Return how many processes wrote the snapshots in a folder (empty: there are none)."""
-    return {
-        int(path.stem.rpartition("-of-")[2]) for path in checkpoints.glob("step-*.part-*-of-*.json")
-    }
+def write_page(folder: Path) -> Path:
+    """Write `report.html` of a results folder."""
+    from dpcsgp.report import write_report  # brings matplotlib, which most processes do without
+
+    return write_report([folder])

@@ -1,0 +1,34 @@
+"""Where the package's loggers write: public facts only, such as connected, saved, peer lost."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from dpcsgp.errors import ConfigError
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def open_logs(verbose: bool, log_file: Path | None) -> None:
+    """Write log records of the package to stderr (`verbose`), to a file, to both, or nowhere.
+
+    Raises:
+        ConfigError: if the file cannot be written.
+    """
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)] if verbose else []
+    if log_file is not None:
+        try:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(
+                f"--log-file {log_file} cannot be written: {error.strerror}; name another file"
+            ) from None
+    logger = logging.getLogger("dpcsgp")
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(FORMAT))
+        logger.addHandler(handler)
+    if handlers:
+        logger.setLevel(logging.INFO)

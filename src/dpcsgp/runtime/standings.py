@@ -1,0 +1,77 @@
+"""Where the processes of a run stand: each tells the store, and whoever shows it reads them all."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, final
+
+from dpcsgp.config import Config
+from dpcsgp.network.agreed import whole
+from dpcsgp.network.board import Board
+from dpcsgp.runs.wording import Standing, first_metric
+from dpcsgp.training import Progress, Run
+
+PAUSE_SECONDS: Final = 0.5
+
+
+@final
+class Publisher:
+    """Tells the store where this process stands, at most twice a second."""
+
+    def __init__(self, board: Board, run: Run) -> None:
+        self._board, self._run = board, run
+        self._next = 0.0
+
+    def __call__(self, progress: Progress) -> bool:
+        """Publish after a step, unless it is too soon; say whether it was done."""
+        schedule, polished = self._run.schedule, progress.rounds_polished
+        last = progress.state.step == schedule.steps and polished == schedule.polish_rounds
+        if time.monotonic() < self._next and not last:
+            return False
+        self._next = time.monotonic() + PAUSE_SECONDS
+        metric, values = first_metric(self._run.recorder.rows[-1])
+        facts = {
+            "step": progress.state.step,
+            "polished": polished,
+            "metric": metric,
+            "values": values,
+            "epsilon": max(self._run.gradients.epsilon_spent()),
+            "bytes_per_edge": self._run.network.traffic.bytes_per_edge,
+        }
+        self._board.put(f"progress/{self._board.rank}", facts)
+        return True
+
+
+def standing_of_all(board: Board, world_size: int, config: Config) -> Standing | None:
+    """Return where the slowest process stands; None before all have told something valid."""
+    notes = [board.peek(f"progress/{rank}", rank, _fault) for rank in range(world_size)]
+    facts: list[dict[str, Any]] = [note.value for note in notes if note]
+    if len(facts) < world_size:
+        return None
+    slowest = min(facts, key=lambda fact: fact["step"] + fact["polished"])
+    values = [value for fact in facts for value in fact["values"]]
+    return Standing(
+        step=slowest["step"],
+        steps=config.algorithm.steps,
+        polished=slowest["polished"],
+        polish_rounds=config.algorithm.polish_rounds,
+        metric=slowest["metric"] if values else "",
+        score=sum(values) / len(values) if values else 0.0,
+        epsilon=max(fact["epsilon"] for fact in facts),
+        bytes_per_edge=slowest["bytes_per_edge"],
+    )
+
+
+def _fault(value: Any) -> str | None:
+    """Say what was expected in the place of a process's progress."""
+    right = (
+        isinstance(value, dict)
+        and whole(value.get("step"))
+        and whole(value.get("polished"))
+        and isinstance(value.get("metric"), str)
+        and isinstance(value.get("values"), list)
+        and all(isinstance(number, float | int) for number in value["values"])
+        and isinstance(value.get("epsilon"), float | int)
+        and isinstance(value.get("bytes_per_edge"), float | int)
+    )
+    return None if right else "step, polished, metric, values, epsilon and bytes per edge"

@@ -1,0 +1,177 @@
+"""Worker processes on this machine that start fast and cannot outlive their parent.
+
+The standard library's fork server imports everything once and forks the workers from there, so that
+ten of them start nearly as fast as one. It ends when the process that started it does, and its
+workers die with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any, Final, final
+
+PARENT: Final = "DPCSGP_PARENT"  # number of the launcher, in the environment of its workers
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with(parent: int) -> None:
+    """Make the operating system kill this process when the one with this number has gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it went before the line above
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def die_with_agent() -> None:
+    """Make this process end with the torchrun agent that started it, if one did."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with(os.getppid())
+
+
+def cores_per_process(processes: int) -> int:
+    """Return how many threads each of several processes here may use: together all cores."""
+    on_linux = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
+    return max(1, cores // processes)
+
+
+@final
+class Worker:
+    """A worker process, as the launcher sees it."""
+
+    def __init__(self, rank: int, process: Any, stderr: Path) -> None:
+        self.rank, self._process, self._stderr = rank, process, stderr
+        self.code: int | None = (
+            None  # exit code, None while it runs; minus the signal that ended it
+        )
+        self.ended_at = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, and neither with success nor because it was asked to stop."""
+        return self.code not in (None, 0, 130)
+
+    def look(self) -> None:
+        """Bring the exit code up to date."""
+        if self.code is None and (code := self._process.exitcode) is not None:
+            self.code, self.ended_at = code, time.monotonic()
+
+    def send(self, number: int) -> None:
+        """Send a signal if it still runs."""
+        self.look()
+        if self.code is None:
+            os.kill(self._process.pid, number)
+
+    def last_words(self) -> str:
+        """Return what it said about its end, on one line."""
+        text = self._stderr.read_text(errors="replace") if self._stderr.exists() else ""
+        _, found, message = text.rpartition("error: ")
+        if found:
+            return " ".join(message.split())
+        if self.code is not None and self.code < 0:
+            return f"ended by {signal.Signals(-self.code).name}"
+        return (text.strip().splitlines() or ["no message"])[-1]
+
+
+@contextmanager
+def fork_server(module: str, environment: Mapping[str, str]) -> Iterator[None]:
+    """Start importing a module in the fork server; workers started inside the block have it.
+
+    Args:
+        module: the module that the workers need.
+        environment: variables that must be there before it is imported.
+    """
+    multiprocessing.set_forkserver_preload([module])
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        forkserver.ensure_running()  # it imports while this process goes on
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def started(
+    target: Callable[..., int],
+    arguments: Sequence[Any],
+    environments: Sequence[Mapping[str, str]],
+    folder: Path,
+) -> Iterator[list[Worker]]:
+    """Start one worker per environment; none of them outlives the block.
+
+    Args:
+        target: a function of an importable module; what it returns is the exit code.
+        arguments: plain values for it.
+        environments: what each worker has in its environment, by rank.
+        folder: where the workers' stderr goes, a file each.
+    """
+    context = multiprocessing.get_context("forkserver")
+    workers = []
+    try:
+        for rank, environment in enumerate(environments):
+            stderr = folder / f"rank-{rank}"
+            own = {**environment, PARENT: str(os.getpid())}
+            process = context.Process(
+                target=_work, args=(target, tuple(arguments), own, str(stderr)), daemon=True
+            )
+            process.start()
+            workers.append(Worker(rank, process, stderr))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.send(signal.SIGKILL)
+        for worker in workers:
+            worker._process.join(10)
+
+
+def _work(
+    target: Callable[..., int],
+    arguments: tuple[Any, ...],
+    environment: Mapping[str, str],
+    stderr: str,
+) -> None:
+    """Be a worker: in a session of its own, so that Ctrl-C reaches the launcher alone."""
+    die_with(os.getppid())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
+    os.setsid()
+    os.environ.update(environment)
+    _redirect(stderr)
+    code = 1
+    try:
+        code = target(*arguments)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)  # torch's threads are not waited for
+
+
+def _redirect(stderr: str) -> None:
+    """Cut the worker off from the launcher's terminal; what it says on stderr goes to a file."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    file = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for target, source in enumerate((nothing, nothing, file)):
+        os.dup2(source, target)
