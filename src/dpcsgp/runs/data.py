@@ -1,0 +1,80 @@
+"""The data of a run: what is public about them, and the task of the nodes that a process hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from dpcsgp.config import Config
+from dpcsgp.runs.facts import Facts, refuse_own
+from dpcsgp.tasks import (
+    Classification,
+    MovableTask,
+    compute_features,
+    load_dataset,
+    parse_features,
+    partition,
+)
+
+Downloads = Callable[..., Any]  # told of what is fetched: (text, done, total)
+
+
+class RunData(Protocol):
+    """Private examples of the hosted nodes, public test data, and what everybody may know."""
+
+    @property
+    def facts(self) -> Facts:
+        """What everybody may know."""
+        ...
+
+    def task(self, module: nn.Module, nodes: Sequence[int]) -> MovableTask:
+        """Return the task of these nodes for the run's module."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class BuiltinData:
+    """Inputs and labels of everybody, the hosted nodes' parts, and the public test set."""
+
+    inputs: Tensor
+    labels: Tensor
+    parts: list[Tensor]
+    test: tuple[Tensor, Tensor]
+    facts: Facts
+
+    def task(self, module: nn.Module, nodes: Sequence[int]) -> MovableTask:
+        """Return classification with each node's part of the data."""
+        parts = [self.parts[node] for node in nodes]
+        return Classification.split(module, self.inputs, self.labels, parts, self.test)
+
+
+def load_builtin_data(config: Config, progress: Downloads | None = None) -> BuiltinData:
+    """Load a data set, map it to public features and split it; `dp-sgd` gets all in one place.
+
+    Args:
+        config: the settings; `task`, `graph.num_nodes` and `run.seed` matter here.
+        progress: told of downloads and of features that are computed.
+    """
+    refuse_own(config)
+    features = parse_features(config.task.features)
+    images = load_dataset(config.task.name, progress=progress)
+    # Deal the examples to the nodes.
+    num_nodes = 1 if config.algorithm.name == "dp-sgd" else config.graph.num_nodes
+    spec = "iid" if config.algorithm.name == "dp-sgd" else config.task.partition
+    labels = images.train_labels
+    parts = [
+        torch.from_numpy(part)
+        for part in partition(labels.numpy(), num_nodes, spec, config.run.seed)
+    ]
+    # Public, data-independent features of training and test images.
+    inputs, test_inputs = compute_features(images, features, progress=progress)
+    sizes = tuple(len(part) for part in parts)
+    facts = Facts(tuple(inputs.shape[1:]), images.num_classes, sizes)
+    looked_at = config.run.test_examples or len(test_inputs)
+    test = test_inputs[:looked_at], images.test_labels[:looked_at]
+    return BuiltinData(inputs, labels, parts, test, facts)

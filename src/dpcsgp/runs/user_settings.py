@@ -1,0 +1,186 @@
+"""A user's own model: its settings, its losses and metrics, and how it is named and stored."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from dpcsgp.config import Config, change_config, load_config
+from dpcsgp.errors import ConfigError, DataError, ModelError
+from dpcsgp.evaluation import RESERVED_KEYS
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy.model_checks import check_model
+from dpcsgp.randomness import torch_seed
+from dpcsgp.tasks import LossPerExample
+from dpcsgp.tasks.node_data import NodeData
+from dpcsgp.tasks.supervised import LOSSES, Metric
+
+
+def settle(
+    model: nn.Module | Callable[[], nn.Module],
+    node_data: Sequence[NodeData],
+    config: Config | Path | str | None,
+    settings: Mapping[str, Any] | Sequence[str],
+    epsilon: float | Sequence[float] | None,
+    delta: float | Sequence[float] | None,
+) -> tuple[nn.Module, Config]:
+    """Return a checked copy of the module, and all settings of the run."""
+    if not isinstance(config, Config):
+        config = load_config(None if config is None else Path(config))
+    if isinstance(settings, str):
+        raise ConfigError(f"settings = {settings!r}: expected a list of settings, or a mapping")
+    if node_data and "num_nodes" not in config.graph.model_fields_set:
+        config = change_config(config, {"graph.num_nodes": len(node_data)})
+    config = change_config(config, settings)
+    if config.graph.num_nodes != len(node_data):
+        raise ConfigError(
+            f"node_data has {len(node_data)} entries for graph.num_nodes = "
+            f"{config.graph.num_nodes}; give one per node "
+            "(None: no data)"
+        )
+    if config.algorithm.name == "dp-sgd" and len(node_data) > 1:
+        raise ConfigError(
+            'algorithm.name = "dp-sgd" trains in one place: give node_data with one dataset of '
+            "everybody"
+        )
+    if not isinstance(model, nn.Module) and callable(model):
+        with torch_seed(config.run.seed, "initial model"):
+            model = model()
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            "model: expected an nn.Module, or a function that builds one, got "
+            f"{type(model).__name__}"
+        )
+    if epsilon is not None and config.privacy.noise == "none":
+        raise ConfigError(
+            f'epsilon = {epsilon} with privacy.noise = "none": without noise there is no eps; '
+            "leave one of them out"
+        )
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        check_model(model)
+    module = copy.deepcopy(model).float()
+    with warnings.catch_warnings():  # `design` warns; here it is refused before large data are read
+        warnings.simplefilter("ignore")
+        check_model(module)
+    own: dict[str, Any] = {
+        "task.name": "own",
+        "task.model": _described(module),
+        "task.features": "none",
+        "task.partition": "own",
+    }
+    for name, value in (("privacy.epsilon", epsilon), ("privacy.delta", delta)):
+        if value is not None:
+            own[name] = list(value) if isinstance(value, Sequence) else value
+    return module, change_config(config, own)
+
+
+def _described(module: nn.Module) -> str:
+    """Name a model of the caller's own: class, digest of names and shapes of what is trained,
+    digest of what is not."""
+    layout = ParameterLayout.of(module)
+    shapes = repr(
+        [(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
+    ).encode()
+    fixed = hashlib.blake2b(digest_size=4)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if name not in layout.names:
+            fixed.update(
+                name.encode()
+                + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
+    return f"own:{type(module).__name__}:{hashlib.blake2b(shapes, digest_size=4).hexdigest()}:{fixed.hexdigest()}"
+
+
+def loss_and_metrics(
+    loss: str | LossPerExample, metrics: Mapping[str, Metric] | None
+) -> tuple[LossPerExample, Mapping[str, Metric]]:
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise ConfigError(
+                f'loss = {loss!r}: expected "cross_entropy", "mse", or a function (outputs, '
+                "targets) -> loss per example"
+            )
+        function, usual = LOSSES[loss]
+    else:
+        function, usual = (
+            loss,
+            {"test_loss": lambda outputs, targets: loss(outputs, targets).double().mean()},
+        )
+    return function, usual if metrics is None else _checked_metrics(metrics)
+
+
+def _checked_metrics(metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
+    """Refuse names under which a run writes down other things."""
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(
+            f"metrics: expected a mapping from names to functions, got {type(metrics).__name__}"
+        )
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or f"{name}_nodes" in RESERVED_KEYS or not callable(metric):
+            raise ConfigError(
+                f"metrics[{name!r}]: expected a name of your own and a function; "
+                f"{', '.join(RESERVED_KEYS)} are written by the run"
+            )
+    return metrics
+
+
+def refuse_other_model(folder: Path, config: Config, model: nn.Module) -> None:
+    """Refuse a model whose trained parameters have other names or shapes than those in the
+    folder."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model: expected an instance of nn.Module, got {type(model).__name__}")
+    stored, given = (text.split(":")[1:3] for text in (config.task.model, _described(model)))
+    if stored[1:] != given[1:]:
+        layout = ParameterLayout.of(model)
+        raise ModelError(
+            f"{folder} holds a model of class {stored[0]} whose trained parameters have other "
+            "names or shapes than those of the "
+            f"given {given[0]} ({layout.dim:,} trained parameters); give an instance of the "
+            "class that was trained, with the "
+            "same parameters frozen"
+        )
+
+
+def stored_model(folder: Path, node: int | None) -> Tensor:
+    """Return the flat parameters of one node (None: of the average model)."""
+    path = folder / "model.safetensors"
+    if not path.exists():
+        raise DataError(
+            f"{path} is missing: the run has not ended yet; continue it with resume=True"
+        )
+    tensors = load_file(path)
+    if node is None:
+        if "average_model" not in tensors:
+            raise DataError(
+                f"{path} holds the models of some nodes only, so no average; give node=0 and so on"
+            )
+        return tensors["average_model"]
+    if not 0 <= node < len(tensors["node_models"]):
+        raise DataError(
+            f"node = {node}: {path} holds the models of {len(tensors['node_models'])} nodes, "
+            "from 0 on"
+        )
+    return tensors["node_models"][node]
+
+
+def filled_module(module: nn.Module, flat_D: Tensor) -> nn.Module:
+    """Return a copy of the module with these parameters, in eval() mode."""
+    layout = ParameterLayout.of(module)
+    if layout.dim != flat_D.numel():
+        raise ModelError(
+            f"the stored model has {flat_D.numel():,} trained parameters, the given one "
+            f"{layout.dim:,}; give an instance of "
+            "the class that was trained, with the same parameters frozen"
+        )
+    filled = copy.deepcopy(module)
+    layout.load(filled, flat_D)
+    return filled.eval()

@@ -1,0 +1,167 @@
+"""A run in words: what is about to happen, where it stands, and how it ended. Public values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from dpcsgp.config import COMPRESSED, Config
+from dpcsgp.runs.design import RunDesign
+from dpcsgp.training import Progress, Run
+
+
+@final
+@dataclass(frozen=True)
+class Standing:
+    """Where a run stands.
+
+    Attributes:
+        step: gradient steps done, of `steps`.
+        polished: polish rounds done, of `polish_rounds`.
+        metric: name of the first metric; empty: nothing is measured.
+        score: its mean over the nodes at the last evaluation.
+        epsilon: the largest eps spent so far.
+        bytes_per_edge: bytes on one edge so far.
+    """
+
+    step: int
+    steps: int
+    polished: int
+    polish_rounds: int
+    metric: str
+    score: float
+    epsilon: float
+    bytes_per_edge: float
+
+    @property
+    def done(self) -> int:
+        """Steps and rounds done."""
+        return self.step + self.polished
+
+    @property
+    def total(self) -> int:
+        """Steps and rounds of the whole run."""
+        return self.steps + self.polish_rounds
+
+    def __str__(self) -> str:
+        polish = f" + polish {self.polished}" if self.polished else ""
+        return (
+            f"step {self.step}/{self.steps}{polish}  {_score(self.metric, self.score)}  "
+            f"eps {self.epsilon:.3f}  {self.bytes_per_edge / 1e6:.3f} MB/edge"
+        )
+
+
+def standing(run: Run, progress: Progress) -> Standing:
+    """Say where a run of this process stands."""
+    metric, values = first_metric(run.recorder.rows[-1])
+    return Standing(
+        step=progress.state.step,
+        steps=run.schedule.steps,
+        polished=progress.rounds_polished,
+        polish_rounds=run.schedule.polish_rounds,
+        metric=metric,
+        score=sum(values) / len(values) if values else 0.0,
+        epsilon=max(run.gradients.epsilon_spent()),
+        bytes_per_edge=run.network.traffic.bytes_per_edge,
+    )
+
+
+def first_metric(row: Mapping[str, Any]) -> tuple[str, list[float]]:
+    """Return the name of a row's first metric and its values by node; accuracy goes first."""
+    names = [key.removesuffix("_node_mean") for key in row if key.endswith("_node_mean")]
+    if not names:
+        return "", []
+    name = "accuracy" if "accuracy" in names else names[0]
+    return name, row[f"{name}_nodes"]
+
+
+def _score(metric: str, value: float) -> str:
+    if not metric:
+        return "nothing measured"
+    return f"accuracy {100 * value:.1f} %" if metric == "accuracy" else f"{metric} {value:.4g}"
+
+
+def plan_rows(design: RunDesign) -> dict[str, str]:
+    """Say what is about to happen and what it will cost."""
+    config, mechanism = design.config, design.mechanism
+    noise = sorted(set(mechanism.noise_multipliers))
+    batches = sorted(set(mechanism.expected_batch_sizes))
+    graph = f"graph {config.graph.name}, partition {config.task.partition}"
+    size = f"features {config.task.features} ({design.dim:,} coordinates)"
+    rows = {
+        "task": f"{config.task.name}, {config.task.model}, {size}",
+        "nodes": f"{design.topology.num_nodes}, {graph}",
+        "method": _method(config),
+        "mixing rate": _mixing(design),
+        "noise": f"{config.privacy.noise}, multiplier {_range(noise)}, "
+        f"clip norm {config.privacy.clip_norm:g}",
+        "batch": f"{config.privacy.sampling}, expected size {_range(batches)}",
+        "traffic": f"{design.bytes_per_edge() / 1e6:.3f} MB per edge",
+    }
+    return {name: value for name, value in rows.items() if value}
+
+
+def outcome_rows(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Say what a run reached, what it revealed, and what it sent."""
+    return {
+        **_scores(summary),
+        "verified eps": f"{float(summary['epsilon']):.4f} "
+        f"(claimed {float(summary['epsilon_claimed']):g})",
+        "delta": f"{summary['delta']:g}",
+        "neighbouring data sets": str(summary["neighbouring_relation"]),
+        "private": _private(summary),
+        "sent per edge": f"{summary['bytes_per_edge'] / 1e6:.3f} MB",
+        "sent per node": f"{summary['bytes_sent_per_node'] / 1e6:.3f} MB",
+        "seconds": f"{summary['seconds']:.1f}",
+        "stopped because": str(summary["stopped_because"]),
+    }
+
+
+def _scores(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return the rows of all metrics; accuracy is there even if it was not measured."""
+    suffix = "_node_mean"
+    names = [key.removesuffix(suffix) for key in summary if key.endswith(suffix)]
+    rows: dict[str, str] = {}
+    for name in names or ["accuracy"]:
+        show = _percent if name == "accuracy" else _number
+        rows[f"{name}, mean over nodes"] = show(summary.get(f"{name}_node_mean"))
+        least = "worst node" if name == "accuracy" else "smallest node"
+        rows[f"{name}, {least}"] = show(summary.get(f"{name}_node_min"))
+        rows[f"{name}, average model"] = show(summary.get(f"{name}_average_model"))
+    return rows
+
+
+def _method(config: Config) -> str:
+    compressed = config.algorithm.name in (*COMPRESSED, "dp-block")
+    compression = f", compression {config.compression.spec}" if compressed else ""
+    return f"{config.algorithm.name}, {config.algorithm.steps} steps{compression}"
+
+
+def _mixing(design: RunDesign) -> str:
+    if design.mixing_rate is None or design.mixing_radius is None:
+        return ""
+    radius = design.mixing_radius
+    known = f"radius {radius:.3f}" if radius == radius else "no radius exists for this compressor"
+    return f"{design.mixing_rate:.3g} ({known})"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = values[0], values[-1]
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _private(summary: Mapping[str, Any]) -> str:
+    if summary["private"]:
+        return "yes"
+    if summary["seeded"]:
+        return "no: the noise is seeded"
+    return "no: verified eps is above the claim"
