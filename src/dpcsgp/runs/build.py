@@ -28,8 +28,8 @@ from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.metrics import Recorder
 from dpcsgp.tasks import (
     Augmentation,
-    Classification,
     MovableTask,
+    Supervised,
     compute_features,
     load_dataset,
     parse_features,
@@ -65,7 +65,7 @@ class Data:
 
     def task(self, module: nn.Module, nodes: Sequence[int]) -> MovableTask:
         """Return classification with each node's part of the data."""
-        return Classification.split(module, self.inputs, self.labels, [self.parts[node] for node in nodes], self.test)
+        return Supervised.split(module, self.inputs, self.labels, [self.parts[node] for node in nodes], self.test)
 
 
 def load_builtin_data(config: Config, progress: Any = None) -> Data:

@@ -22,9 +22,8 @@ from dpcsgp.runs.facts import Facts
 from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
 from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
 from dpcsgp.tasks import LossPerExample, Supervised
-from dpcsgp.tasks.classification import EVALUATION_BATCH
 from dpcsgp.tasks.node_data import NodeData, check_labels, count_examples, stack_examples
-from dpcsgp.tasks.supervised import LOSSES, Metric
+from dpcsgp.tasks.supervised import EVALUATION_BATCH, LOSSES, Metric
 
 
 @final
