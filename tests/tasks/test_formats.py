@@ -10,6 +10,7 @@ import json
 import pickle
 import struct
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dpcsgp.tasks.downloads import formats
 from dpcsgp.tasks.downloads.formats import (
     IDX_NAMES,
     Arrays,
@@ -28,8 +30,10 @@ from dpcsgp.tasks.downloads.formats import (
     decode_idx,
     decode_mnist_pickle,
     digest,
+    gunzip,
     read_idx,
     read_tar,
+    read_zip,
 )
 
 BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
@@ -50,6 +54,14 @@ def tar_file(members: dict[str, bytes]) -> bytes:
             info = tarfile.TarInfo(f"cifar-10/{name}")
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
+    return body.getvalue()
+
+
+def zip_file(members: dict[str, bytes]) -> bytes:
+    body = io.BytesIO()
+    with zipfile.ZipFile(body, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"package/{name}", content)
     return body.getvalue()
 
 
@@ -176,6 +188,22 @@ def test_a_hostile_pickle_is_never_executed(tmp_path: Path) -> None:
     assert mark.exists()
 
 
-def test_missing_archive_members_are_named() -> None:
+@pytest.mark.parametrize(("pack", "read"), [(tar_file, read_tar), (zip_file, read_zip)])
+def test_archives_give_the_wanted_members_and_name_the_missing(pack: Any, read: Any) -> None:
+    body = pack({"a.bin": b"1", "c.bin": b"3"})
+    assert read(body, ["a.bin"]) == {"a.bin": b"1"}
     with pytest.raises(FormatError, match=r"no b\.bin"):
-        read_tar(tar_file({"a.bin": b"1"}), ["a.bin", "b.bin"])
+        read(body, ["a.bin", "b.bin"])
+
+
+def test_packed_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "LARGEST_FILE", 1000)
+    fits, bomb = bytes(1000), bytes(1001)
+    assert gunzip(gzip.compress(fits)) == fits
+    for read in (
+        lambda: gunzip(gzip.compress(bomb)),
+        lambda: read_tar(tar_file({"a": bomb}), ["a"]),
+        lambda: read_zip(zip_file({"a": bomb}), ["a"]),
+    ):
+        with pytest.raises(FormatError, match="more than 1000 bytes"):
+            read()
