@@ -1,5 +1,4 @@
-"""Published file formats are read exactly, and damaged or hostile files are refused without being
-executed."""
+"""Published file formats are read exactly; damaged or hostile files are refused, never executed."""
 
 from __future__ import annotations
 
@@ -80,10 +79,10 @@ def batches_of(arrays: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def python2_pickle(images: np.ndarray, labels: np.ndarray) -> bytes:
-    """Write {"batch_label", "labels", "data", "filenames"} in the opcodes of Python 2's protocol
-    2."""
+    """Write batch_label, labels, data and filenames in the opcodes of Python 2's protocol 2."""
     numbers = b"".join(b"K" + bytes([label]) for label in labels)
-    head = b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03U\x06labelsq\x04]q\x05("
+    head = b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03"
+    head += b"U\x06labelsq\x04]q\x05("
     pixels = b"eU\x04dataq\x06T" + struct.pack("<I", images.size) + images.tobytes()
     return head + numbers + pixels + b"q\x07U\tfilenamesq\x08]q\x09(U\x05a.pngq\x0aK\x07eu."
 

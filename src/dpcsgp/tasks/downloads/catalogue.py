@@ -2,7 +2,8 @@
 
 The checksums are SHA-256 of each array's idx file (`formats.digest`). For MNIST and Fashion-MNIST
 these are the checksums of the original files after gunzip; CIFAR-10 has no idx files, its arrays
-were compared with the MD5 of the original binary batches (which a test repeats)."""
+were compared with the MD5 of the original binary batches (which a test repeats).
+"""
 
 from __future__ import annotations
 
