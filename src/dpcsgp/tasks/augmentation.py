@@ -71,7 +71,7 @@ class Augmentation:
         if "flip" in self.spec:
             columns_BW = torch.where(mirrored_B[:, None] % 2 == 1, columns_BW.flip(1), columns_BW)
 
-        # Shifted crop: a window of the old size in the image with a black frame.
+        # Shifted crop: a window of the old size in the image with a frame of zeros.
         if "crop" in self.spec:
             margins = [max(1, side // _SHIFT) for side in (height, width)]
             images = pad(images, (margins[1], margins[1], margins[0], margins[0]))

@@ -144,7 +144,7 @@ def fetch_published(
             try:
                 arrays = _obtain(source, decoder, published, progress)
             except Exception as error:  # whatever is wrong with one source, the next one may work
-                reasons.append(f"  - {source.label}: {error or type(error).__name__}")
+                reasons.append(f"  - {source.label}: {str(error) or type(error).__name__}")
                 continue
             write_atomically(path, save(arrays._asdict()))
             return path
