@@ -42,6 +42,10 @@ class Published:
 
 
 _IDX_GZ: Final = tuple(name + ".gz" for name in IDX_NAMES)
+_KERAS: Final = "https://storage.googleapis.com/tensorflow/tf-keras-datasets"
+_ZALANDO: Final = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
+)
 _CIFAR_PNG: Final = (
     *(f"data_batch_{k}.png" for k in range(1, 6)),
     *("test_batch.png", "train_lables.json", "test_lables.json"),
@@ -83,17 +87,8 @@ PUBLISHED: Final[dict[str, Published]] = {
         ),
         by_hand=((IDX_NAMES, decode_idx),),
         sources=(
-            (
-                Mirror("https://storage.googleapis.com/tensorflow/tf-keras-datasets", _IDX_GZ),
-                decode_idx,
-            ),
-            (
-                Mirror(
-                    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-                    _IDX_GZ,
-                ),
-                decode_idx,
-            ),
+            (Mirror(_KERAS, _IDX_GZ), decode_idx),
+            (Mirror(_ZALANDO, _IDX_GZ), decode_idx),
             (DebianPackage("dataset-fashion-mnist", _IDX_GZ), decode_idx),
         ),
     ),
