@@ -12,7 +12,7 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import clipping_engine
 from dpcsgp.runs.design import check_device
-from dpcsgp.tasks import Classification, build_model
+from dpcsgp.tasks import Supervised, build_model
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_examples_and_clipped_sums_stay_on_the_device(model: str) -> None:
         torch.empty(12, 1, 28, 28, device="meta"),
         torch.zeros(12, dtype=torch.int64, device="meta"),
     )
-    task = Classification(module, inputs, labels, (6, 6), inputs, labels)
+    task = Supervised(module, inputs, labels, (6, 6), (inputs, labels))
     found, targets = task.examples(torch.zeros(2, 4, dtype=torch.int64))
     assert found.device.type == targets.device.type == "meta"
     models_ND = torch.empty(2, dim, device="meta")

@@ -112,10 +112,15 @@ def small_images(config: Config, tmp_path: Path) -> training.Run:
 @pytest.mark.parametrize("views", [1, 4])
 def test_gradients_are_averaged_over_views_and_then_clipped(tmp_path: Path, views: int) -> None:
     settings = {
-        "task.name": "own", "task.augmentation": "crop-flip", "task.augmentation_multiplicity": views,
-        "graph.num_nodes": 2, "privacy.expected_batch_size": [5, 8], "privacy.noise": "none", "privacy.clip_norm": 0.7,
+        "task.name": "own",
+        "task.augmentation": "crop-flip",
+        "task.augmentation_multiplicity": views,
+        "graph.num_nodes": 2,
+        "privacy.expected_batch_size": [5, 8],
+        "privacy.noise": "none",
+        "privacy.clip_norm": 0.7,
         "privacy.seed": 3,
-    }  # fmt: skip
+    }
     run = small_images(change_config(load_config(), settings), tmp_path)
     model_ND = run.anchor_D.expand(2, -1).clone()
     ours_ND = run.gradients(model_ND, step=3)

@@ -178,8 +178,11 @@ def test_status_of_an_empty_and_a_damaged_cache(tmp_path: Path) -> None:
     states = {status.name: status for status in dataset_status(tmp_path)}
     assert tuple(states) == DATASET_NAMES
     assert {name: status.state for name, status in states.items()} == {
-        "mnist": "not fetched", "fashion_mnist": "not fetched", "cifar10": "not fetched", "digits": "ready",
-    }  # fmt: skip
+        "mnist": "not fetched",
+        "fashion_mnist": "not fetched",
+        "cifar10": "not fetched",
+        "digits": "ready",
+    }
     data = load_dataset("digits")
     assert (states["digits"].num_train, states["digits"].num_test) == (
         len(data.train_labels),
@@ -197,18 +200,8 @@ def test_mnist_is_the_original() -> None:
     data = load_dataset("mnist")
     assert data.train_inputs.shape == (60000, 1, 28, 28)
     assert data.test_inputs.shape == (10000, 1, 28, 28)
-    assert data.train_labels.bincount().tolist() == [
-        5923,
-        6742,
-        5958,
-        6131,
-        5842,
-        5421,
-        5918,
-        6265,
-        5851,
-        5949,
-    ]
+    counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert data.train_labels.bincount().tolist() == counts
     original = hashlib.md5(idx_bytes(data.train_inputs[:, 0].numpy())).hexdigest()
     assert original == "6bbc9ace898e44ae57da46a324031adb"  # of the original file after gunzip
 

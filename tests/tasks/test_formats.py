@@ -1,5 +1,4 @@
-"""Published file formats are read exactly, and damaged or hostile files are refused without being
-executed."""
+"""Published file formats are read exactly; damaged or hostile files are refused, never executed."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import json
 import pickle
 import struct
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dpcsgp.tasks.downloads import formats
 from dpcsgp.tasks.downloads.formats import (
     IDX_NAMES,
     Arrays,
@@ -28,8 +29,10 @@ from dpcsgp.tasks.downloads.formats import (
     decode_idx,
     decode_mnist_pickle,
     digest,
+    gunzip,
     read_idx,
     read_tar,
+    read_zip,
 )
 
 BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
@@ -53,6 +56,14 @@ def tar_file(members: dict[str, bytes]) -> bytes:
     return body.getvalue()
 
 
+def zip_file(members: dict[str, bytes]) -> bytes:
+    body = io.BytesIO()
+    with zipfile.ZipFile(body, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"package/{name}", content)
+    return body.getvalue()
+
+
 @pytest.fixture
 def tiny_cifar() -> Arrays:
     """Twenty training images in five batches of four, and four test images."""
@@ -68,10 +79,10 @@ def batches_of(arrays: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def python2_pickle(images: np.ndarray, labels: np.ndarray) -> bytes:
-    """Write {"batch_label", "labels", "data", "filenames"} in the opcodes of Python 2's protocol
-    2."""
+    """Write batch_label, labels, data and filenames in the opcodes of Python 2's protocol 2."""
     numbers = b"".join(b"K" + bytes([label]) for label in labels)
-    head = b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03U\x06labelsq\x04]q\x05("
+    head = b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03"
+    head += b"U\x06labelsq\x04]q\x05("
     pixels = b"eU\x04dataq\x06T" + struct.pack("<I", images.size) + images.tobytes()
     return head + numbers + pixels + b"q\x07U\tfilenamesq\x08]q\x09(U\x05a.pngq\x0aK\x07eu."
 
@@ -176,6 +187,22 @@ def test_a_hostile_pickle_is_never_executed(tmp_path: Path) -> None:
     assert mark.exists()
 
 
-def test_missing_archive_members_are_named() -> None:
+@pytest.mark.parametrize(("pack", "read"), [(tar_file, read_tar), (zip_file, read_zip)])
+def test_archives_give_the_wanted_members_and_name_the_missing(pack: Any, read: Any) -> None:
+    body = pack({"a.bin": b"1", "c.bin": b"3"})
+    assert read(body, ["a.bin"]) == {"a.bin": b"1"}
     with pytest.raises(FormatError, match=r"no b\.bin"):
-        read_tar(tar_file({"a.bin": b"1"}), ["a.bin", "b.bin"])
+        read(body, ["a.bin", "b.bin"])
+
+
+def test_packed_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "LARGEST_FILE", 1000)
+    fits, bomb = bytes(1000), bytes(1001)
+    assert gunzip(gzip.compress(fits)) == fits
+    for read in (
+        lambda: gunzip(gzip.compress(bomb)),
+        lambda: read_tar(tar_file({"a": bomb}), ["a"]),
+        lambda: read_zip(zip_file({"a": bomb}), ["a"]),
+    ):
+        with pytest.raises(FormatError, match="more than 1000 bytes"):
+            read()

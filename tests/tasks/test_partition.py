@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.tasks.partition import check_partition, partition
+from dpcsgp.tasks.partition import partition
 
 LABELS = np.random.default_rng(0).integers(0, 10, 1003)
 SPECS = ["iid", "dirichlet:0.5", "dirichlet:0.001", "dirichlet:100", "shards:1", "shards:2"]
@@ -94,7 +94,7 @@ def test_small_concentration_is_more_skewed() -> None:
 )
 def test_wrong_specs_name_value_and_remedy(spec: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"task.partition = '{spec}'") as caught:
-        check_partition(spec)
+        partition(np.zeros(9, np.int64), 2, spec, seed=0)
     assert words in str(caught.value)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dpcsgp.tasks.downloads import sources
 from dpcsgp.tasks.downloads.sources import Folder, Mirror, SourceError, no_progress, run_command
 
 
@@ -38,6 +39,17 @@ def test_mirror_downloads_and_reports_progress(server: str, tmp_path: Path) -> N
     assert files == {"a.gz": content}
     assert seen[0] == (0, None)
     assert seen[-1] == (len(content), len(content))
+
+
+def test_a_file_that_is_too_large_is_refused(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "LARGEST_FILE", 1000)
+    (tmp_path / "fits").write_bytes(bytes(1000))
+    (tmp_path / "large").write_bytes(bytes(1001))
+    assert Mirror(server, ("fits",)).files(no_progress) == {"fits": bytes(1000)}
+    with pytest.raises(SourceError, match="large is larger than 1000 bytes"):
+        Mirror(server, ("large",)).files(no_progress)
 
 
 def test_mirror_without_the_file(server: str) -> None:

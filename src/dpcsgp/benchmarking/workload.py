@@ -20,7 +20,7 @@ from dpcsgp.benchmarking import opacus_modes
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import GaussianMechanism, clipping_engine
 from dpcsgp.randomness import PrivateRandomness, torch_seed
-from dpcsgp.tasks import Classification, build_model
+from dpcsgp.tasks import Supervised, build_model
 
 CLIP_NORM: Final = 1.0
 NOISE: Final = 1.0
@@ -45,13 +45,13 @@ class Workload:
             return build_model(self.model, self.input_shape, 10)
 
     @cached_property
-    def task(self) -> Classification:
+    def task(self) -> Supervised:
         """Synthetic examples of every node; inputs of unit variance, random labels."""
         total = self.num_nodes * self.examples_per_node
         with torch_seed(1, "benchmark"):
             inputs, labels = torch.randn(total, *self.input_shape), torch.randint(10, (total,))
         sizes = (self.examples_per_node,) * self.num_nodes
-        return Classification(self.module, inputs, labels, sizes, inputs[:100], labels[:100])
+        return Supervised(self.module, inputs, labels, sizes, (inputs[:100], labels[:100]))
 
     def private(self, *, secure: bool) -> Callable[[], Tensor]:
         """Return one release of all nodes: draw, gather, clip, sum, noise, divide; secure noise or
@@ -115,7 +115,7 @@ class Workload:
             torch.randint(self.examples_per_node, (self.batch_size,))
             + node * self.examples_per_node
         )
-        return self.task.inputs[chosen], self.task.labels[chosen]
+        return self.task.inputs[chosen], self.task.targets[chosen]
 
 
 TWO_LAYERS: Final = Workload(

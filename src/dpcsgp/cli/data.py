@@ -51,8 +51,7 @@ def fetch_datasets(
         bool, typer.Option("--force", help="Fetch again even if the cached copy is good.")
     ] = False,
 ) -> None:
-    """Fetch data sets into the cache and verify their checksums; what is there already is left
-    alone.
+    """Fetch data sets into the cache and verify their checksums; good copies are left alone.
 
     Example: dpcsgp data fetch mnist fashion_mnist
     """
@@ -85,16 +84,8 @@ def _print_table(statuses: list[DatasetStatus]) -> None:
     table = Table("name", "what", "state", "train", "test", "MB", box=None, pad_edge=False)
     for status in statuses:
         megabytes = f"{status.num_bytes / 1e6:.0f}" if status.num_bytes else ""
-        table.add_row(
-            *(
-                status.name,
-                status.title,
-                status.state,
-                f"{status.num_train:,}",
-                f"{status.num_test:,}",
-                megabytes,
-            )
-        )
+        sizes = (f"{status.num_train:,}", f"{status.num_test:,}", megabytes)
+        table.add_row(status.name, status.title, status.state, *sizes)
     Console().print(table)
 
 

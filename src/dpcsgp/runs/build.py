@@ -85,7 +85,9 @@ def _private_gradients(
     mechanism = _hosted(design.mechanism, nodes)
     deltas = [per_node(privacy.delta, len(design.facts.num_examples))[node] for node in nodes]
     seed = privacy.seed
-    random = PrivateRandomness.fresh(nodes) if seed is None else PrivateRandomness.seeded(seed, nodes)
+    random = (
+        PrivateRandomness.fresh(nodes) if seed is None else PrivateRandomness.seeded(seed, nodes)
+    )
     has_data = [total > 0 for total in mechanism.num_examples]
     ledger = LedgerBook(
         folder.path / "ledger",

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from dpcsgp.config import Config
 from dpcsgp.runs.facts import Facts, refuse_own
 from dpcsgp.tasks import (
-    Classification,
     MovableTask,
+    Supervised,
     compute_features,
     load_dataset,
     parse_features,
@@ -50,7 +50,7 @@ class BuiltinData:
     def task(self, module: nn.Module, nodes: Sequence[int]) -> MovableTask:
         """Return classification with each node's part of the data."""
         parts = [self.parts[node] for node in nodes]
-        return Classification.split(module, self.inputs, self.labels, parts, self.test)
+        return Supervised.split(module, self.inputs, self.labels, parts, self.test)
 
 
 def load_builtin_data(config: Config, progress: Downloads | None = None) -> BuiltinData:

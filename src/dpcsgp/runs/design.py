@@ -1,7 +1,7 @@
 """From settings to the checked design of a run; every check comes before any budget is spent.
 
 Only public facts are needed (settings, declared sizes, shapes), so planning uses it too; `assembly`
-adds data, secret keys and files. """
+adds data, secret keys and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp import graphs
-from dpcsgp.algorithms import DPCSGP, DecentralizedSGD, SGP, Algorithm, ChocoSGD, DPBlock, LinearDecay, Local, Schedule
+from dpcsgp.algorithms import (
+    DPCSGP,
+    SGP,
+    Algorithm,
+    ChocoSGD,
+    DecentralizedSGD,
+    DPBlock,
+    LinearDecay,
+    Local,
+    Schedule,
+)
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
 from dpcsgp.errors import ConfigError, UnstableError
@@ -81,7 +91,9 @@ class RunDesign:
         """Return the bits per edge by the formulas of the literature."""
         before = self.polish.paper_bits(self.dim, rounds)
         return (
-            self.algorithm.paper_bits(self.dim, rounds) + self.polish.paper_bits(self.dim, rounds + polished) - before
+            self.algorithm.paper_bits(self.dim, rounds)
+            + self.polish.paper_bits(self.dim, rounds + polished)
+            - before
         )
 
 
@@ -97,7 +109,9 @@ def build_topology(config: Config) -> Topology:
         "complete": lambda: graphs.complete(settings.num_nodes),
         "torus": lambda: graphs.torus(settings.num_nodes),
         "star": lambda: graphs.star(settings.num_nodes),
-        "random_digraph": lambda: graphs.random_digraph(settings.num_nodes, settings.edge_probability, settings.seed),
+        "random_digraph": lambda: graphs.random_digraph(
+            settings.num_nodes, settings.edge_probability, settings.seed
+        ),
         "edges": lambda: graphs.from_edges_file(Path(settings.edges_file), settings.num_nodes),
     }
     topology = builders[settings.name]()
@@ -111,17 +125,23 @@ def check_device(name: str) -> None:
     except RuntimeError:
         raise ConfigError(f"run.device = {name!r}: no such device; try 'cpu' or 'cuda'") from None
     if kind != "cpu" and not (kind == "cuda" and torch.cuda.is_available()):
-        raise ConfigError(f"run.device = {name!r}: torch sees no such device on this machine; "
-                          "set run.device = 'cpu'")
+        raise ConfigError(
+            f"run.device = {name!r}: torch sees no such device on this machine; "
+            "set run.device = 'cpu'"
+        )
 
 
-def design_run(config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None) -> RunDesign:
+def design_run(
+    config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None
+) -> RunDesign:
     """Check everything that can be checked without data and return the parts; `module` is the
     user's own, if any."""
     check_device(config.run.device)
     topology = build_topology(config)
     compressor = parse_compressor(config.compression.spec)
-    polish_compressor = parse_compressor(config.algorithm.polish_compression or config.compression.spec)
+    polish_compressor = parse_compressor(
+        config.algorithm.polish_compression or config.compression.spec
+    )
     check_augmentation(config.task.augmentation, facts.input_shape)
     if module is None:
         refuse_own(config)
@@ -190,17 +210,26 @@ def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence
                 "--allow-divergence"
             )
         if not spread <= LARGEST_SPREAD:
-            law = "no law says how far apart the nodes stay" if math.isnan(spread) else f"nodes stay {spread:.0%} apart"
+            law = (
+                "no law says how far apart the nodes stay"
+                if math.isnan(spread)
+                else f"nodes stay {spread:.0%} apart"
+            )
             warnings.warn(
                 f"{where}: {law}, because whole values are compressed and not differences; "
-                f"{remedy}", stacklevel=4
+                f"{remedy}",
+                stacklevel=4,
             )
 
 
-def build_algorithm(config: Config, compressor: Compressor, mixing_rate: float | None) -> Algorithm[Any]:
+def build_algorithm(
+    config: Config, compressor: Compressor, mixing_rate: float | None
+) -> Algorithm[Any]:
     """Return the method that the settings name."""
     settings = config.algorithm
-    rate: Schedule = LinearDecay(settings.learning_rate, settings.learning_rate_decay, settings.steps)
+    rate: Schedule = LinearDecay(
+        settings.learning_rate, settings.learning_rate_decay, settings.steps
+    )
     if settings.name in ("dp-sgp", "sgp"):
         return SGP(rate)
     if settings.name in ("dp2sgd", "d-psgd"):
@@ -218,7 +247,11 @@ def _polish_algorithm(
     config: Config, algorithm: Algorithm[Any], compressor: Compressor, topology: Topology, dim: int
 ) -> Algorithm[Any]:
     if isinstance(algorithm, DPCSGP | ChocoSGD) and config.algorithm.polish_compression:
-        return replace(algorithm, compressor=compressor, mixing_rate=best_mixing_rate(topology, compressor, dim))
+        return replace(
+            algorithm,
+            compressor=compressor,
+            mixing_rate=best_mixing_rate(topology, compressor, dim),
+        )
     if isinstance(algorithm, DPBlock) and config.algorithm.polish_compression:
         return replace(algorithm, compressor=compressor)
     return algorithm
@@ -229,24 +262,37 @@ def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMech
     privacy, num_nodes = config.privacy, len(num_examples)
     batches = tuple(
         max(1, total // 3) if batch == "auto" else batch
-        for batch, total in zip(per_node(privacy.expected_batch_size, num_nodes), num_examples, strict=True)
+        for batch, total in zip(
+            per_node(privacy.expected_batch_size, num_nodes), num_examples, strict=True
+        )
     )
     # Constructed once without noise: a batch larger than the data is refused before the accountant
     # is asked.
-    quiet = GaussianMechanism(privacy.clip_norm, (0.0,) * num_nodes, batches, tuple(num_examples), privacy.sampling)
+    quiet = GaussianMechanism(
+        privacy.clip_norm, (0.0,) * num_nodes, batches, tuple(num_examples), privacy.sampling
+    )
     if privacy.noise == "none":
         return quiet
     rows = zip(
-        per_node(privacy.epsilon, num_nodes), per_node(privacy.delta, num_nodes), batches, num_examples, strict=True
+        per_node(privacy.epsilon, num_nodes),
+        per_node(privacy.delta, num_nodes),
+        batches,
+        num_examples,
+        strict=True,
     )
     return replace(quiet, noise_multipliers=tuple(_noise_multiplier(config, *row) for row in rows))
 
 
-def _noise_multiplier(config: Config, epsilon: float, delta: float, batch: int, total: int) -> float:
+def _noise_multiplier(
+    config: Config, epsilon: float, delta: float, batch: int, total: int
+) -> float:
     if total == 0:
         return 0.0
     if config.privacy.noise == "paper":
-        return paper_noise_multiplier(epsilon, delta, config.algorithm.steps, total, config.privacy.c2) * batch
+        return (
+            paper_noise_multiplier(epsilon, delta, config.algorithm.steps, total, config.privacy.c2)
+            * batch
+        )
     return calibrate_noise(
         epsilon=epsilon,
         delta=delta,

@@ -32,7 +32,7 @@ def refuse_own(config: Config) -> None:
     if config.task.name == "own":
         raise ConfigError(
             'task.name = "own": model and data of this run live in a Python script; run that '
-            'script '
+            "script "
             "(dpcsgp.train(..., resume=True) continues a run), or choose one of mnist, "
             "fashion_mnist, cifar10, digits"
         )
@@ -59,8 +59,9 @@ def declared_facts(config: Config, num_examples: int | None = None) -> Facts:
     if num_examples is not None and num_examples < 1:
         raise ConfigError(f"--num-examples {num_examples}: expected at least 1 example per node")
     if num_examples is None and total < num_nodes:
-        raise ConfigError(f"graph.num_nodes = {num_nodes}: {name} has {total} examples; use at "
-                          f"most {total} nodes")
+        raise ConfigError(
+            f"graph.num_nodes = {num_nodes}: {name} has {total} examples; use at most {total} nodes"
+        )
     extra = 0 if num_examples is not None else total % num_nodes
     share = num_examples if num_examples is not None else total // num_nodes
     sizes = tuple(share + (node < extra) for node in range(num_nodes))

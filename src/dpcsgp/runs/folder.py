@@ -115,9 +115,7 @@ def open_config(
     if not resume:
         return load_config(config_file, settings)
     if out is None:
-        raise ConfigError(
-            "--resume needs --out FOLDER: the results folder of the run to continue"
-        )
+        raise ConfigError("--resume needs --out FOLDER: the results folder of the run to continue")
     if config_file is not None or settings:
         raise ConfigError(
             "--resume takes its settings from the results folder; "

@@ -18,13 +18,12 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dpcsgp.runs.facts import Facts
 from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
 from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
+from dpcsgp.runs.facts import Facts
 from dpcsgp.tasks import LossPerExample, Supervised
-from dpcsgp.tasks.classification import EVALUATION_BATCH
 from dpcsgp.tasks.node_data import NodeData, check_labels, count_examples, stack_examples
-from dpcsgp.tasks.supervised import LOSSES, Metric
+from dpcsgp.tasks.supervised import EVALUATION_BATCH, LOSSES, Metric
 
 
 @final
@@ -56,9 +55,18 @@ class UserData:
         sizes = _sizes(node_data, hosted, num_examples)
         _warn_about_shared_data(node_data, test_data)
         held = {node: count_examples(node_data[node], f"node {node}") for node in hosted}
-        parts = {node: stack_examples(node_data[node], f"node {node}") for node in hosted if held[node]}
-        test = stack_examples(test_data, "test_data") if count_examples(test_data, "test_data") else None
-        known = {**{f"node {node}": part for node, part in parts.items()}, **({"test_data": test} if test else {})}
+        parts = {
+            node: stack_examples(node_data[node], f"node {node}") for node in hosted if held[node]
+        }
+        test = (
+            stack_examples(test_data, "test_data")
+            if count_examples(test_data, "test_data")
+            else None
+        )
+        known = {
+            **{f"node {node}": part for node, part in parts.items()},
+            **({"test_data": test} if test else {}),
+        }
         if not known:
             raise ConfigError(
                 f"nodes {', '.join(map(str, hosted))} of this process have no data: give "
@@ -73,7 +81,10 @@ class UserData:
     @property
     def example(self) -> tuple[Tensor, Tensor]:
         """Zeros of the shapes and formats of one example."""
-        inputs, targets = next(iter(self.parts.values()), self.test) or (torch.zeros(1), torch.zeros(1))
+        inputs, targets = next(iter(self.parts.values()), self.test) or (
+            torch.zeros(1),
+            torch.zeros(1),
+        )
         return torch.zeros_like(inputs[0]), torch.zeros_like(targets[0])
 
     def task(self, module: nn.Module, nodes: Sequence[int]) -> Supervised:
@@ -89,7 +100,7 @@ class UserData:
         """Refuse a model, loss or labels that do not fit together or cannot be trained privately.
 
         `batch_sizes` are the expected ones of the run: what happens only in batches of such a size
-        is found too. """
+        is found too."""
         inputs, targets = self.example
         sizes = sorted(set(batch_sizes), reverse=True)
         try:
@@ -100,7 +111,11 @@ class UserData:
         except DpcsgpError:
             raise
         except Exception as error:
-            tried = "test inputs" if self.test else "random inputs (give test_data to have it tried on real ones)"
+            tried = (
+                "test inputs"
+                if self.test
+                else "random inputs (give test_data to have it tried on real ones)"
+            )
             raise ModelError(
                 f"model and loss fail on {tried} of shape {tuple(inputs.shape)} ({inputs.dtype}) "
                 "with targets of "
@@ -119,10 +134,13 @@ class UserData:
                 if self._fails(probe, inputs[rows], targets[rows]) is None:
                     continue
                 for index in range(start, min(start + EVALUATION_BATCH, len(inputs))):
-                    error = self._fails(probe, inputs[index : index + 1], targets[index : index + 1])
+                    error = self._fails(
+                        probe, inputs[index : index + 1], targets[index : index + 1]
+                    )
                     if error is not None:
-                        raise DataError(f"node {node}, example {index}: model and loss fail on "
-                                        f"it ({error})")
+                        raise DataError(
+                            f"node {node}, example {index}: model and loss fail on it ({error})"
+                        )
 
     def _fails(self, probe: nn.Module, inputs: Tensor, targets: Tensor) -> Exception | None:
         try:
@@ -143,7 +161,9 @@ class UserData:
             check_labels(self.test[1], num_outputs, "test_data")
 
 
-def _sizes(node_data: Sequence[NodeData], hosted: Sequence[int], num_examples: Sequence[int] | None) -> tuple[int, ...]:
+def _sizes(
+    node_data: Sequence[NodeData], hosted: Sequence[int], num_examples: Sequence[int] | None
+) -> tuple[int, ...]:
     """Return the declared number of examples of every node, checked against the data of the hosted
     ones."""
     if num_examples is None:
@@ -151,8 +171,10 @@ def _sizes(node_data: Sequence[NodeData], hosted: Sequence[int], num_examples: S
     else:
         sizes = tuple(int(size) for size in num_examples)
         if len(sizes) != len(node_data):
-            raise ConfigError(f"num_examples has {len(sizes)} values for {len(node_data)} nodes; "
-                              "give one per node")
+            raise ConfigError(
+                f"num_examples has {len(sizes)} values for {len(node_data)} nodes; "
+                "give one per node"
+            )
         for node in hosted:
             if (found := count_examples(node_data[node], f"node {node}")) > sizes[node]:
                 raise ConfigError(

@@ -1,9 +1,7 @@
-"""What is learned: data sets, how they are split, models, public features, augmentation, and users'
-own data."""
+"""What is learned: data sets, partitions, models, public features, augmentation, users' data."""
 
 from dpcsgp.tasks.augmentation import Augmentation, check_augmentation
 from dpcsgp.tasks.base import LossPerExample, MovableTask, Task
-from dpcsgp.tasks.classification import Classification
 from dpcsgp.tasks.downloads.datasets import load_dataset
 from dpcsgp.tasks.features import compute_features, parse_features
 from dpcsgp.tasks.models import build_model
@@ -12,7 +10,6 @@ from dpcsgp.tasks.supervised import Supervised
 
 __all__ = [
     "Augmentation",
-    "Classification",
     "LossPerExample",
     "MovableTask",
     "Supervised",

@@ -6,8 +6,9 @@ would move others to other views, in a way that a reader of the seed could see. 
 independent draws, whoever takes which place: their law does not change.
 
 Legend: N hosted nodes, E places for examples, M views of an example, B = N E M images, C channels,
-H rows, W columns. Reference: De et al. (2022), arXiv 2204.13650, section 3 (augmentation
-multiplicity)."""
+H rows, W columns, K = 3 random words.
+Reference: De et al. (2022), arXiv 2204.13650, section 3 (augmentation multiplicity).
+"""
 
 from __future__ import annotations
 
@@ -32,9 +33,8 @@ def check_augmentation(spec: str, input_shape: Sequence[int]) -> None:
     if spec != "none" and len(input_shape) != 3:
         raise ConfigError(
             f"task.augmentation = {spec!r}: expected images (C, H, W), but inputs have the shape "
-            f"{tuple(input_shape)}; "
-            'set task.augmentation = "none", or task.features to one that keeps images ("none", '
-            '"standardize")'
+            f'{tuple(input_shape)}; set task.augmentation = "none", or task.features to one that '
+            'keeps images ("none", "standardize")'
         )
 
 
@@ -47,33 +47,43 @@ class Augmentation:
     views: int
 
     def __call__(self, inputs: Tensor, random: PrivateRandomness, step: int) -> Tensor:
-        """Turn images (N, E, C, H, W) into views (N, E, M, C, H, W), without the axis M if there is
-        one view."""
+        """Return views (N, E, M, C, H, W) of images (N, E, C, H, W); one view has no axis M.
+
+        Args:
+            inputs: Images of the drawn examples; blanks get views too.
+            random: Private streams of the hosted nodes.
+            step: Gradient step; every step has views of its own.
+        """
+        # Every view has its own random words, whether the spec uses them or not.
         num_nodes, num_places = inputs.shape[:2]
         draws_NEMK = torch.stack(
             [self._draws(num_places, random, step, row) for row in range(num_nodes)]
         )
         down_B, right_B, mirrored_B = draws_NEMK.to(inputs.device).flatten(0, 2).unbind(-1)
+
+        # A view is a choice of pixel rows and columns; at first, all of them in order.
         height, width = inputs.shape[-2:]
         images = inputs.flatten(0, 1)
         rows_BH = torch.arange(height, device=inputs.device).expand(len(down_B), -1)
         columns_BW = torch.arange(width, device=inputs.device).expand(len(down_B), -1)
+
+        # Mirror image: columns from right to left, where the random word is odd.
         if "flip" in self.spec:
             columns_BW = torch.where(mirrored_B[:, None] % 2 == 1, columns_BW.flip(1), columns_BW)
+
+        # Shifted crop: a window of the old size in the image with a frame of zeros.
         if "crop" in self.spec:
             margins = [max(1, side // _SHIFT) for side in (height, width)]
             images = pad(images, (margins[1], margins[1], margins[0], margins[0]))
             rows_BH = rows_BH + (down_B % (2 * margins[0] + 1))[:, None]
             columns_BW = columns_BW + (right_B % (2 * margins[1] + 1))[:, None]
-        which_B11 = torch.arange(len(images), device=inputs.device).repeat_interleave(self.views)[
-            :, None, None
-        ]
-        # (B, C, H, W)
-        chosen = images[which_B11, :, rows_BH[:, :, None], columns_BW[:, None, :]].permute(
-            0, 3, 1, 2
-        )
+
+        # Pick all pixels at once; advanced indexing puts the channels last.
+        which_B = torch.arange(len(images), device=inputs.device).repeat_interleave(self.views)
+        views_BHWC = images[which_B[:, None, None], :, rows_BH[:, :, None], columns_BW[:, None, :]]
+        views_BCHW = views_BHWC.permute(0, 3, 1, 2)
         lead = (num_nodes, num_places) if self.views == 1 else (num_nodes, num_places, self.views)
-        return chosen.reshape(*lead, *inputs.shape[2:])
+        return views_BCHW.reshape(*lead, *inputs.shape[2:])
 
     def _draws(self, num_places: int, random: PrivateRandomness, step: int, row: int) -> Tensor:
         """Return a node's random words (E, M, 3)."""

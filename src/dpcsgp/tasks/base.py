@@ -1,7 +1,6 @@
-"""What a task is: a model, a loss per example, private examples per node, and public evaluation
-data.
+"""What a task is: a model, a loss per example, private examples per node, public test data.
 
-Legend: N hosted nodes, E places for examples, K models, D coordinates.
+Legend: N hosted nodes, E places for examples, J examples, K models, D coordinates.
 """
 
 from __future__ import annotations
@@ -39,23 +38,26 @@ class Task(Protocol):
 
     @property
     def held_examples(self) -> Sequence[int]:
-        """Private: how many examples each hosted node really holds, at most the declared number;
-        the rest are blanks."""
+        """Private: how many examples each hosted node really holds.
+
+        At most the declared number; the rest are blanks.
+        """
         ...
 
     def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs (N, E, ...) and targets (N, E, ...) of each node's own examples by their
-        local numbers."""
+        """Return inputs (N, E, ...) and targets (N, E, ...) of each node's examples.
+
+        Args:
+            indices_NE: Numbers within the node's own examples, from 0.
+        """
         ...
 
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets for checks of the model: test data, or random ones of the same
-        shapes."""
+        """Return inputs and targets for checks of the model: test data or random rows like them."""
         ...
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
-        """Return metric -> (K,) on public evaluation data; `accuracy` is the one that is printed
-        first."""
+        """Return metric -> (K,) on public test data; `accuracy` is printed first."""
         ...
 
 
@@ -63,14 +65,12 @@ class MovableTask(Task, Protocol):
     """A task whose module and data can be put on a device."""
 
     def to(self, device: str) -> Task:
-        """Return the task with module and data on a device, where forward and backward passes then
-        run."""
+        """Return the task on a device, where forward and backward passes then run."""
         ...
 
 
 def random_like(rows: Tensor, count: int) -> Tensor:
-    """Return random rows of the shape and format of `rows`; whole numbers are 0 or 1, valid in any
-    vocabulary."""
+    """Return random rows like `rows`; whole numbers are 0 or 1, valid in any vocabulary."""
     shape = (count, *rows.shape[1:])
     with torch_seed(0, "rows for checks"):
         drawn = torch.randn(shape) if rows.is_floating_point() else torch.randint(0, 2, shape)
@@ -78,16 +78,23 @@ def random_like(rows: Tensor, count: int) -> Tensor:
 
 
 def gather(indices_NE: Tensor, held_examples: Sequence[int], *values: Tensor) -> tuple[Tensor, ...]:
-    """Look up each node's examples by their local numbers in tensors (J, ...) that hold one node
-    after the other.
+    """Look up each node's examples by their local numbers.
 
-    Returns (N, E, ...) of each. Numbers of padding may point anywhere, past the end too.
+    Args:
+        indices_NE: Numbers within the node's own examples. Those of padding may point anywhere,
+            past the end too.
+        held_examples: How many examples each node holds.
+        values: Tensors (J, ...) with the examples of one node after the other.
+
+    Returns:
+        (N, E, ...) of each tensor.
     """
     starts_N1 = torch.tensor([0, *accumulate(held_examples)][:-1], dtype=torch.int64)[:, None]
     total = len(values[0])
     if not total:  # every node of this process holds blanks alone
         return tuple(part.new_zeros(*indices_NE.shape, *part.shape[1:]) for part in values)
-    flat = (indices_NE + starts_N1).reshape(-1).clamp_(max=max(total - 1, 0)).to(values[0].device)
+    # Padding past the end reads the last example; nobody counts it.
+    flat = (indices_NE + starts_N1).reshape(-1).clamp_(max=total - 1).to(values[0].device)
     return tuple(
         part.index_select(0, flat).view(*indices_NE.shape, *part.shape[1:]) for part in values
     )

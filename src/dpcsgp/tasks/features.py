@@ -58,27 +58,36 @@ def compute_features(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return float32 features of all training and all test images, from the cache if they were
-    computed before."""
+    """Return float32 features of all training and all test images.
+
+    Args:
+        data: The images.
+        features: The map; costly ones are computed once and kept on disk.
+        cache_dir: Where they are kept; None: the usual cache folder.
+        progress: Told how many images are done.
+
+    Returns:
+        Features (E, K, H', W') of the training and of the test images.
+    """
     images = (data.train_inputs, data.test_inputs)
     if isinstance(features, _CHEAP):
         return features.apply(images[0]), features.apply(images[1])
-    name = f"{data.name}-{features.spec.replace(':', '')}-v{_VERSION}-{data.fingerprint[:16]}.safetensors"
+    # The name says all that the features depend on: content, map and version of the map.
+    spec = features.spec.replace(":", "")
+    name = f"{data.name}-{spec}-v{_VERSION}-{data.fingerprint[:16]}.safetensors"
     path = (cache_dir or cache_folder()) / "features" / name
     shape = features.output_shape((images[0].shape[1], images[0].shape[2], images[0].shape[3]))
     cached = _read(path, [(len(part), *shape) for part in images])
     if cached is not None:
         return cached
     total = len(images[0]) + len(images[1])
-    report = progress or no_progress
-    train = _apply(
-        features, images[0], lambda done: report(f"features {features.spec}", done, total)
-    )
-    test = _apply(
-        features,
-        images[1],
-        lambda done: report(f"features {features.spec}", len(train) + done, total),
-    )
+    tell = progress or no_progress
+
+    def report(done: int) -> None:
+        tell(f"features {features.spec}", done, total)
+
+    train = _apply(features, images[0], report)
+    test = _apply(features, images[1], lambda done: report(len(train) + done))
     _write(path, train, test)
     return train, test
 
@@ -107,8 +116,7 @@ def _checksum(*tensors: Tensor) -> str:
 
 
 def _write(path: Path, train: Tensor, test: Tensor) -> None:
-    """Keep features for the next run; a full or read-only disk only means that they are computed
-    again."""
+    """Keep features for the next run; on a full or read-only disk it computes them again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         body = save({"train": train, "test": test}, metadata={"sha256": _checksum(train, test)})
@@ -123,7 +131,6 @@ def _read(path: Path, shapes: list[tuple[int, ...]]) -> tuple[Tensor, Tensor] | 
             known = (file.metadata() or {}).get("sha256")
     except (OSError, SafetensorError):
         return None
-    good = [tuple(part.shape) for part in (train, test)] == shapes and known == _checksum(
-        train, test
-    )
-    return (train, test) if good else None
+    if [tuple(train.shape), tuple(test.shape)] != shapes or known != _checksum(train, test):
+        return None
+    return train, test

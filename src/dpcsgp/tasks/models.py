@@ -1,10 +1,13 @@
-"""The networks that can be named in a config; none of them mixes examples or works in place, so all
-can be private.
+"""The networks that can be named in a config.
 
-Legend: E examples, C channels, H rows and W columns of an input. References: "cnn" follows Papernot
-et al. (2021), arXiv 2007.14191; "resnet18" follows He et al. (2016), arXiv 1512.03385 with the stem
-for small images, GroupNorm (Wu, He 2018, arXiv 1803.08494) where BatchNorm would mix examples, and
-the last scale of every block at zero (Goyal et al. 2017, arXiv 1706.02677)."""
+None of them mixes examples or works in place, so all can be private.
+
+Legend: E examples, C channels, H rows and W columns of an input.
+References: "cnn" follows Papernot et al. (2021), arXiv 2007.14191; "resnet18" follows He et al.
+(2016), arXiv 1512.03385 with the stem for small images, GroupNorm (Wu, He 2018, arXiv 1803.08494)
+where BatchNorm would mix examples, and the last scale of every block at zero (Goyal et al. 2017,
+arXiv 1706.02677).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,17 @@ def build_model(spec: str, input_shape: Shape, num_classes: int) -> nn.Module:
 
     "logistic" and "mlp:..." are `nn.Sequential` of Flatten, Linear and ReLU only, which the
     clipping engine knows how to do fast. "logistic" starts at zero, the others at PyTorch's random
-    initial weights."""
+    initial weights.
+
+    Args:
+        spec: As in `task.model`: "mlp:128" (any widths, "mlp:128,64"), "logistic", "cnn" or
+            "resnet18".
+        input_shape: Shape of one example; (C, H, W) for "cnn" and "resnet18".
+        num_classes: At least 2.
+
+    Raises:
+        ConfigError: No such model, or one that does not fit the inputs.
+    """
     kind, _, widths = check_model(spec).partition(":")
     if num_classes < 2:
         raise ConfigError(f"num_classes = {num_classes}: expected at least 2")
@@ -72,16 +85,18 @@ def _logistic(input_shape: Shape, num_classes: int) -> nn.Sequential:
 
 
 def _cnn(input_shape: Shape, num_classes: int) -> nn.Sequential:
-    """Two convolutions and two linear layers with tanh; 26,010 parameters for MNIST, 37,274 for
-    CIFAR-10."""
+    """Two convolutions and two linear layers with tanh.
+
+    26,010 parameters for MNIST, 37,274 for CIFAR-10.
+    """
     channels, height, width = _image_shape("cnn", input_shape)
     if min(height, width) < _SMALLEST_SIDE:
         raise ConfigError(
             f"task.model = 'cnn': inputs of {height} x {width} are too small (at least "
             f"{_SMALLEST_SIDE}); try 'mlp:128'"
         )
-    # window 8 stride 2 pad 3 halves; pooling loses one; window 4 stride 2 gives (side // 2 - 3) //
-    # 2; pooling loses one
+    # Sides: the first convolution halves, its pooling takes one off; the second convolution leaves
+    # (side // 2 - 3) // 2, its pooling takes one off.
     rows, columns = ((side // 2 - 5) // 2 for side in (height, width))
     return nn.Sequential(
         *(nn.Conv2d(channels, 16, 8, stride=2, padding=3), nn.Tanh(), nn.MaxPool2d(2, stride=1)),
@@ -91,9 +106,12 @@ def _cnn(input_shape: Shape, num_classes: int) -> nn.Sequential:
 
 
 def _resnet18(input_shape: Shape, num_classes: int) -> nn.Sequential:
-    """Stem of 3 x 3 without pooling, four stages of two blocks; 11,173,962 parameters for
-    CIFAR-10."""
+    """Stem of 3 x 3 without pooling, four stages of two blocks.
+
+    11,173,962 parameters for CIFAR-10.
+    """
     channels, _, _ = _image_shape("resnet18", input_shape)
+    # Channels in, channels out and stride of each stage; its first block changes size and channels.
     stages = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
     blocks = [
         block

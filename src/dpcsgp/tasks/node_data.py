@@ -1,8 +1,7 @@
-"""A user's own examples: any map-style dataset of (input, target) pairs, or two tensors, stacked
-once.
+"""A user's own examples: a map-style dataset of (input, target) pairs or two tensors, stacked once.
 
 Errors name the node and the example; they are raised on the machine that holds the data, before it
-meets any other.
+connects to any other.
 
 Legend: J examples.
 """
@@ -34,14 +33,15 @@ def count_examples(data: NodeData, where: str) -> int:
     except TypeError:
         raise DataError(
             f"{where}: {type(data).__name__} has no length; give a map-style dataset (with "
-            "__len__ and __getitem__) or a "
-            "pair of tensors (inputs, targets)"
+            "__len__ and __getitem__) or a pair of tensors (inputs, targets)"
         ) from None
 
 
 def stack_examples(data: NodeData, where: str) -> tuple[Tensor, Tensor]:
-    """Return inputs (J, ...) and targets (J, ...) of one node; floating-point numbers become
-    float32, whole ones int64."""
+    """Return inputs (J, ...) and targets (J, ...) of one node.
+
+    Floating-point numbers become float32, whole ones int64; inputs of bytes stay bytes.
+    """
     pair = _pair(data)
     if pair is None:
         items = [_item(data, index, where) for index in range(count_examples(data, where))]
@@ -61,14 +61,12 @@ def check_labels(labels: Tensor, num_outputs: int, where: str) -> None:
     """Refuse class labels that the model has no output for."""
     if labels.is_floating_point() or not len(labels):
         return  # probabilities of classes
-    wrong = ((labels < 0) | (labels >= num_outputs)).flatten(1 if labels.dim() > 1 else 0)
-    wrong = wrong.any(dim=1) if wrong.dim() > 1 else wrong
+    wrong = ((labels < 0) | (labels >= num_outputs)).reshape(len(labels), -1).any(dim=1)
     if bool(wrong.any()):
         index = int(wrong.nonzero()[0])
         raise DataError(
             f"{where}, example {index}: label {labels[index].tolist()}, but the model has "
-            f"{num_outputs} outputs; labels "
-            f"run from 0 to {num_outputs - 1}"
+            f"{num_outputs} outputs; labels run from 0 to {num_outputs - 1}"
         )
 
 
@@ -96,9 +94,8 @@ def _item(data: Any, index: int, where: str) -> tuple[Tensor, Tensor]:
         raise DataError(
             f"{where}, example {index}: expected a pair (input, target), got {type(item).__name__}"
         )
-    return _tensor(item[0], f"{where}, example {index}: input"), _tensor(
-        item[1], f"{where}, example {index}: target"
-    )
+    where = f"{where}, example {index}"
+    return _tensor(item[0], f"{where}: input"), _tensor(item[1], f"{where}: target")
 
 
 def _tensor(value: Any, where: str) -> Tensor:
@@ -108,8 +105,7 @@ def _tensor(value: Any, where: str) -> Tensor:
         return torch.as_tensor(value)
     raise DataError(
         f"{where} is of type {type(value).__name__}; expected a tensor, an array or a number "
-        "(for images, for example, add "
-        "torchvision's ToTensor() as the dataset's transform)"
+        "(for images, for example, add torchvision's ToTensor() as the dataset's transform)"
     )
 
 
@@ -118,9 +114,8 @@ def _stacked(parts: list[Tensor], name: str, where: str) -> Tensor:
         if part.shape != parts[0].shape:
             raise DataError(
                 f"{where}, example {index}: {name} has the shape {tuple(part.shape)}, example 0 "
-                "has "
-                f"{tuple(parts[0].shape)}; all examples need the same shape (crop, resize or pad "
-                "them)"
+                f"has {tuple(parts[0].shape)}; all examples need the same shape (crop, resize or "
+                "pad them)"
             )
     return torch.stack(parts) if parts else torch.zeros(0)
 

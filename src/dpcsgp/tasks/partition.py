@@ -1,11 +1,12 @@
-"""Deal the examples of a data set out to nodes: evenly, by a Dirichlet law over labels, or by
-shards of sorted labels.
+"""Deal the examples of a data set out to nodes: evenly, by a Dirichlet law, or in sorted shards.
 
 Every example goes to exactly one node, and every node gets at least one. The deal follows from a
 public seed: who holds how many examples of which number is public, which pictures they are is not.
 
-Legend: E examples, n nodes. Reference: Dirichlet split, Hsu, Qi, Brown (2019), arXiv 1909.06335;
-shards, McMahan et al. (2017), arXiv 1602.05629."""
+Legend: E examples, n nodes.
+References: Dirichlet split, Hsu, Qi, Brown (2019), arXiv 1909.06335; shards, McMahan et al. (2017),
+arXiv 1602.05629.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +30,15 @@ def partition(labels: np.ndarray, num_nodes: int, spec: str, seed: int) -> list[
       ..., a), so small a means skewed labels and uneven sizes; a node left without any example
       takes one from the largest node;
     * "shards:s": sorted by label, cut into n * s shards of equal size, s random shards per node.
+
+    Args:
+        labels: Class of each example, (E,).
+        num_nodes: n.
+        spec: As in `task.partition`.
+        seed: Public; the same seed gives the same deal.
+
+    Raises:
+        ConfigError: No such partition, or fewer examples than parts.
     """
     kind, parameter = _parse(spec)
     labels = np.asarray(labels)
@@ -38,8 +48,8 @@ def partition(labels: np.ndarray, num_nodes: int, spec: str, seed: int) -> list[
     if len(labels) < pieces:
         raise ConfigError(
             f"graph.num_nodes = {num_nodes}, task.partition = {spec!r}: {len(labels)} examples "
-            "cannot be cut into "
-            f"{pieces} parts; use at most {len(labels) * num_nodes // pieces} nodes"
+            f"cannot be cut into {pieces} parts; "
+            f"use at most {len(labels) * num_nodes // pieces} nodes"
         )
     random = numpy_generator(seed, "partition")
     if kind == "dirichlet":
@@ -49,12 +59,6 @@ def partition(labels: np.ndarray, num_nodes: int, spec: str, seed: int) -> list[
     else:
         parts = np.array_split(random.permutation(len(labels)), num_nodes)
     return [np.sort(part).astype(np.int64) for part in parts]
-
-
-def check_partition(spec: str) -> str:
-    """Return `spec` if it can be parsed, else raise `ConfigError`."""
-    _parse(spec)
-    return spec
 
 
 def _parse(spec: str) -> tuple[str, float]:
@@ -93,6 +97,7 @@ def _number(text: str) -> float:
 def _shards(
     labels: np.ndarray, num_nodes: int, per_node: int, random: np.random.Generator
 ) -> list[np.ndarray]:
+    # Sort by label, in random order within a label; cut; deal the shards out at random.
     shuffled = random.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     shards = np.array_split(by_label, num_nodes * per_node)
@@ -104,12 +109,11 @@ def _dirichlet(
     labels: np.ndarray, num_nodes: int, concentration: float, random: np.random.Generator
 ) -> list[np.ndarray]:
     owner = np.empty(len(labels), np.int64)
+    # Each class is shared out on its own, in proportions of its own.
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
         shares = random.dirichlet(np.full(num_nodes, concentration))
-        if not np.isfinite(
-            shares
-        ).all():  # a tiny concentration underflows: all of the class to one node
+        if not np.isfinite(shares).all():  # a tiny concentration underflows: one node gets all
             shares = np.eye(num_nodes)[random.integers(num_nodes)]
         cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
         for node, piece in enumerate(np.split(members, cuts)):

@@ -1,45 +1,53 @@
-"""Any module, any loss per example, any metric on public data: the task behind a user's own model.
+"""Any module, loss per example and metric on public data; by default, classification.
 
 Legend: N hosted nodes, E places for examples, J examples, K models, D coordinates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.tasks.base import LossPerExample, gather, random_like
-from dpcsgp.tasks.classification import EVALUATION_BATCH, cross_entropy_per_example
+
+EVALUATION_BATCH: Final = 2000  # test examples in one forward pass
 
 # (outputs (J, ...), targets (J, ...)) of the test set -> one number
 Metric = Callable[[Any, Tensor], Tensor | float]
 
 
+def cross_entropy_per_example(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of each example."""
+    return cross_entropy(outputs, targets, reduction="none")
+
+
 def squared_error_per_example(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return each example's squared error, the mean over its outputs; outputs (E, 1) fit targets
-    (E,)."""
+    """Return each example's squared error, averaged over its outputs; (E, 1) fits targets (E,)."""
     if outputs.numel() != targets.numel():
         raise ModelError(
             f'loss = "mse": the model gives {tuple(outputs.shape)} for targets '
-            f"{tuple(targets.shape)}; make them the same "
-            "shape, such as (examples, values)"
+            f"{tuple(targets.shape)}; make them the same shape, such as (examples, values)"
         )
     return (outputs.reshape(targets.shape) - targets).square().reshape(len(targets), -1).mean(dim=1)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Return the share of examples whose largest output is the target (of probabilities, the
-    largest of these)."""
+    """Return the share of examples whose largest output is the target.
+
+    Targets may be probabilities of classes; the largest of them is then the target.
+    """
     if targets.is_floating_point() and targets.shape == outputs.shape:
         targets = targets.argmax(1)
-    return float((outputs.argmax(1) == targets).double().mean())
+    correct = outputs.argmax(1) == targets
+    return int(correct.sum()) / correct.numel()
 
 
 def mean_squared_error(outputs: Tensor, targets: Tensor) -> float:
@@ -56,17 +64,30 @@ LOSSES: Final[dict[str, tuple[LossPerExample, dict[str, Metric]]]] = {
 @final
 @dataclass(frozen=True)
 class Supervised:
-    """A module trained by a loss per example, evaluated by metrics on public test data (None: not
-    evaluated)."""
+    """A module trained by a loss per example, evaluated by metrics on public test data."""
 
     module: nn.Module
     inputs: Tensor  # (J, ...), the hosted nodes' examples one node after the other
     targets: Tensor  # (J, ...)
     num_examples: tuple[int, ...]
-    test: tuple[Tensor, Tensor] | None
-    loss: LossPerExample
-    metrics: Mapping[str, Metric]
+    test: tuple[Tensor, Tensor] | None  # inputs and targets; None: not evaluated
+    loss: LossPerExample = cross_entropy_per_example
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": accuracy})
     held: tuple[int, ...] | None = None  # None: every node holds what it declares
+
+    @classmethod
+    def split(
+        cls,
+        module: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        parts: Sequence[Tensor],
+        test: tuple[Tensor, Tensor],
+    ) -> Supervised:
+        """Return classification in which each hosted node has its part (example numbers)."""
+        order = torch.cat([torch.as_tensor(part) for part in parts])
+        sizes = tuple(len(part) for part in parts)
+        return cls(module, inputs[order], labels[order], sizes, test)
 
     @property
     def held_examples(self) -> tuple[int, ...]:
@@ -96,8 +117,7 @@ class Supervised:
         return self.test[0][:count], self.test[1][:count]
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
-        """Return each metric of each model on the test set; the module is in eval() mode
-        meanwhile."""
+        """Return each metric of each model on the test set, with the module in eval() mode."""
         if self.test is None:
             return {}
         views = ParameterLayout.of(self.module).views(models_KD.to(self.inputs.device))

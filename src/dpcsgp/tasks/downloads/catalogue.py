@@ -2,7 +2,8 @@
 
 The checksums are SHA-256 of each array's idx file (`formats.digest`). For MNIST and Fashion-MNIST
 these are the checksums of the original files after gunzip; CIFAR-10 has no idx files, its arrays
-were compared with the MD5 of the original binary batches (which a test repeats)."""
+were compared with the MD5 of the original binary batches (which a test repeats).
+"""
 
 from __future__ import annotations
 
@@ -41,6 +42,10 @@ class Published:
 
 
 _IDX_GZ: Final = tuple(name + ".gz" for name in IDX_NAMES)
+_KERAS: Final = "https://storage.googleapis.com/tensorflow/tf-keras-datasets"
+_ZALANDO: Final = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
+)
 _CIFAR_PNG: Final = (
     *(f"data_batch_{k}.png" for k in range(1, 6)),
     *("test_batch.png", "train_lables.json", "test_lables.json"),
@@ -82,17 +87,8 @@ PUBLISHED: Final[dict[str, Published]] = {
         ),
         by_hand=((IDX_NAMES, decode_idx),),
         sources=(
-            (
-                Mirror("https://storage.googleapis.com/tensorflow/tf-keras-datasets", _IDX_GZ),
-                decode_idx,
-            ),
-            (
-                Mirror(
-                    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-                    _IDX_GZ,
-                ),
-                decode_idx,
-            ),
+            (Mirror(_KERAS, _IDX_GZ), decode_idx),
+            (Mirror(_ZALANDO, _IDX_GZ), decode_idx),
             (DebianPackage("dataset-fashion-mnist", _IDX_GZ), decode_idx),
         ),
     ),

