@@ -357,21 +357,15 @@ def record(run: Run, progress: Progress, final: bool = False) -> None:
         for name, values in run.task.evaluate(average_D[None]).items():
             row[f"{name}_average_model"] = float(values[0])
         row["disagreement"] = float((models_ND - models_ND.mean(0)).pow_(2).sum(1).mean().sqrt())
-    if hasattr(state, "x_hat_ND"):
-        row["residual_ratio"] = residual_ratio(state.x_ND, state.x_hat_ND)
+    residual = run.algorithm.residual_ratio(state)
+    if residual is not None:
+        row["residual_ratio"] = residual
     row["seconds"] = progress.elapsed()
     if final:
         row["final"] = True
     run.recorder.write(row)
     run.on_row(copy.deepcopy(row))  # whoever looks at it cannot change what is recorded
     warn_if_residual_grows(run.recorder.rows)
-
-
-def residual_ratio(x_ND: Tensor, x_hat_ND: Tensor) -> float:
-    """Return the mean over nodes of |x - x_hat| / |x|: how far what others believe lags behind,
-    after the noise."""
-    ratios_N = (x_ND - x_hat_ND).norm(dim=1) / x_ND.norm(dim=1).clamp_min(1e-30)
-    return float(ratios_N.mean())
 
 
 def warn_if_residual_grows(rows: Sequence[Mapping[str, Any]]) -> None:

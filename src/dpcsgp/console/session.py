@@ -111,7 +111,8 @@ def check_quickly(config: Config, out: Path | None, resume: bool) -> None:
 
 def new_folder(config: Config) -> Path:
     """Return a fresh name under runs/."""
-    name = f"{config.task.name}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    method = config.algorithm.name.replace(":", "-")  # of a method of the user's own
+    name = f"{config.task.name}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
     suffixes = itertools.chain([""], (f"-{count}" for count in itertools.count(2)))
     folders = (Path("runs") / f"{name}{suffix}" for suffix in suffixes)
     return next(folder for folder in folders if not folder.exists())

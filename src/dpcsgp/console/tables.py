@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from dpcsgp.config import COMPRESSED, Config
+from dpcsgp.config import Config
 from dpcsgp.runs.design import RunDesign
 
 
@@ -66,11 +66,7 @@ def comparison_table(summaries: list[dict[str, Any]]) -> Table:
 
 
 def _method(config: Config) -> str:
-    compression = (
-        f", compression {config.compression.spec}"
-        if config.algorithm.name in (*COMPRESSED, "dp-block")
-        else ""
-    )
+    compression = f", compression {config.compression.spec}" if config.method.compresses else ""
     return f"{config.algorithm.name}, {config.algorithm.steps} steps{compression}"
 
 

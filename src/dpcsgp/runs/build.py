@@ -73,10 +73,11 @@ def load_builtin_data(config: Config, progress: Any = None) -> Data:
     refuse_own(config)
     features = parse_features(config.task.features)
     images = load_dataset(config.task.name, progress=progress)
-    num_nodes = 1 if config.algorithm.name == "dp-sgd" else config.graph.num_nodes
-    spec = "iid" if config.algorithm.name == "dp-sgd" else config.task.partition
+    spec = "iid" if config.method.one_place else config.task.partition
+    labels = images.train_labels.numpy()
     parts = [
-        torch.from_numpy(part) for part in partition(images.train_labels.numpy(), num_nodes, spec, config.run.seed)
+        torch.from_numpy(part)
+        for part in partition(labels, config.num_nodes, spec, config.run.seed)
     ]
     inputs, test_inputs = compute_features(images, features, progress=progress)
     facts = Facts(tuple(inputs.shape[1:]), images.num_classes, tuple(len(part) for part in parts))
@@ -173,18 +174,13 @@ def _budget(
     verified promise."""
     if config.privacy.noise != "calibrated":
         return Budget.unlimited(nodes)
-    epsilons = per_node(config.privacy.epsilon, len(config_nodes(config)))
+    epsilons = per_node(config.privacy.epsilon, config.num_nodes)
     with_data = [row for row in range(len(nodes)) if mechanism.num_examples[row]]
     remaining: list[int | None] = [0] * len(nodes)  # a node without data has nothing to release
     for row in with_data:
         spent = tuple(ledger.releases(nodes[row]))
         remaining[row] = releases_within(mechanism.event(row), epsilons[nodes[row]], deltas[row], spent)
     return Budget(nodes, remaining)
-
-
-def config_nodes(config: Config) -> range:
-    """Return the numbers of all nodes of a run; `dp-sgd` has one."""
-    return range(1 if config.algorithm.name == "dp-sgd" else config.graph.num_nodes)
 
 
 def _schedule(config: Config) -> TrainingSchedule:

@@ -1,7 +1,7 @@
 """From settings to the checked design of a run; every check comes before any budget is spent.
 
-Only public facts are needed (settings, declared sizes, shapes), so planning uses it too; `assembly`
-adds data, secret keys and files. """
+Only public facts are needed (settings, declared sizes, shapes), so planning uses it too; `build`
+adds data, secret keys and files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp import graphs
-from dpcsgp.algorithms import DPCSGP, DecentralizedSGD, SGP, Algorithm, ChocoSGD, DPBlock, LinearDecay, Local, Schedule
+from dpcsgp.algorithms import Algorithm, LinearDecay, MethodSettings
 from dpcsgp.compression import Compressor, parse_compressor
-from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
+from dpcsgp.config import Config, per_node
 from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.graphs import (
     LARGEST_SPREAD,
@@ -81,14 +81,16 @@ class RunDesign:
         """Return the bits per edge by the formulas of the literature."""
         before = self.polish.paper_bits(self.dim, rounds)
         return (
-            self.algorithm.paper_bits(self.dim, rounds) + self.polish.paper_bits(self.dim, rounds + polished) - before
+            self.algorithm.paper_bits(self.dim, rounds)
+            + self.polish.paper_bits(self.dim, rounds + polished)
+            - before
         )
 
 
 def build_topology(config: Config) -> Topology:
     """Build the graph; undirected methods get its undirected version with Metropolis weights."""
     settings = config.graph
-    if config.algorithm.name == "dp-sgd":
+    if config.method.one_place:
         return graphs.complete(1)
     builders: dict[str, Callable[[], Topology]] = {
         "directed_exponential": lambda: graphs.directed_exponential(settings.num_nodes),
@@ -97,11 +99,13 @@ def build_topology(config: Config) -> Topology:
         "complete": lambda: graphs.complete(settings.num_nodes),
         "torus": lambda: graphs.torus(settings.num_nodes),
         "star": lambda: graphs.star(settings.num_nodes),
-        "random_digraph": lambda: graphs.random_digraph(settings.num_nodes, settings.edge_probability, settings.seed),
+        "random_digraph": lambda: graphs.random_digraph(
+            settings.num_nodes, settings.edge_probability, settings.seed
+        ),
         "edges": lambda: graphs.from_edges_file(Path(settings.edges_file), settings.num_nodes),
     }
     topology = builders[settings.name]()
-    return metropolis_weights(topology) if config.algorithm.name in UNDIRECTED else topology
+    return metropolis_weights(topology) if config.method.undirected else topology
 
 
 def check_device(name: str) -> None:
@@ -111,17 +115,23 @@ def check_device(name: str) -> None:
     except RuntimeError:
         raise ConfigError(f"run.device = {name!r}: no such device; try 'cpu' or 'cuda'") from None
     if kind != "cpu" and not (kind == "cuda" and torch.cuda.is_available()):
-        raise ConfigError(f"run.device = {name!r}: torch sees no such device on this machine; "
-                          "set run.device = 'cpu'")
+        raise ConfigError(
+            f"run.device = {name!r}: torch sees no such device on this machine; "
+            "set run.device = 'cpu'"
+        )
 
 
-def design_run(config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None) -> RunDesign:
+def design_run(
+    config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None
+) -> RunDesign:
     """Check everything that can be checked without data and return the parts; `module` is the
     user's own, if any."""
     check_device(config.run.device)
     topology = build_topology(config)
     compressor = parse_compressor(config.compression.spec)
-    polish_compressor = parse_compressor(config.algorithm.polish_compression or config.compression.spec)
+    polish_compressor = parse_compressor(
+        config.algorithm.polish_compression or config.compression.spec
+    )
     check_augmentation(config.task.augmentation, facts.input_shape)
     if module is None:
         refuse_own(config)
@@ -156,9 +166,10 @@ def _warn_about_delta(config: Config, num_examples: Sequence[int]) -> None:
 def _mixing(
     config: Config, topology: Topology, compressor: Compressor, dim: int, allow_divergence: bool
 ) -> tuple[float | None, float | None]:
-    if config.algorithm.name == "dp-block":
-        _check_blocks(config, topology, dim, allow_divergence)
-    if config.algorithm.name not in COMPRESSED:
+    method = config.method
+    if not method.error_feedback:
+        if method.compresses:
+            _check_blocks(config, topology, dim, allow_divergence)
         return None, None
     wanted = config.algorithm.mixing_rate
     rate = best_mixing_rate(topology, compressor, dim) if wanted == "auto" else wanted
@@ -171,17 +182,19 @@ def _mixing(
 
 
 def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence: bool) -> None:
-    """Refuse quantised blocks whose disagreement grows; warn of those that leave the nodes far
-    apart or have no law."""
+    """Refuse quantised blocks (one, if the method has no blocks) whose disagreement grows; warn of
+    those that leave the nodes far apart or have no law."""
     settings = config.algorithm
     specs = {"compression.spec": config.compression.spec}
     if settings.polish_compression and settings.polish_rounds:
         specs["algorithm.polish_compression"] = settings.polish_compression
     for field, spec in specs.items():
         compressor = parse_compressor(spec)
-        radius = block_radius(topology, compressor, settings.num_blocks, dim, settings.block_order)
-        spread = block_spread(topology, compressor, settings.num_blocks, dim)
-        where = f"{field} = {spec!r} with algorithm.name = 'dp-block' on graph {topology.name!r}"
+        radius = block_radius(topology, compressor, config.num_blocks, dim, settings.block_order)
+        spread = block_spread(topology, compressor, config.num_blocks, dim)
+        where = (
+            f"{field} = {spec!r} with algorithm.name = {settings.name!r} on graph {topology.name!r}"
+        )
         remedy = "use 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
         if radius >= 1.0 and not allow_divergence:
             raise UnstableError(
@@ -190,38 +203,44 @@ def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence
                 "--allow-divergence"
             )
         if not spread <= LARGEST_SPREAD:
-            law = "no law says how far apart the nodes stay" if math.isnan(spread) else f"nodes stay {spread:.0%} apart"
+            law = (
+                "no law says how far apart the nodes stay"
+                if math.isnan(spread)
+                else f"nodes stay {spread:.0%} apart"
+            )
             warnings.warn(
                 f"{where}: {law}, because whole values are compressed and not differences; "
-                f"{remedy}", stacklevel=4
+                f"{remedy}",
+                stacklevel=4,
             )
 
 
-def build_algorithm(config: Config, compressor: Compressor, mixing_rate: float | None) -> Algorithm[Any]:
+def build_algorithm(
+    config: Config, compressor: Compressor, mixing_rate: float | None
+) -> Algorithm[Any]:
     """Return the method that the settings name."""
-    settings = config.algorithm
-    rate: Schedule = LinearDecay(settings.learning_rate, settings.learning_rate_decay, settings.steps)
-    if settings.name in ("dp-sgp", "sgp"):
-        return SGP(rate)
-    if settings.name in ("dp2sgd", "d-psgd"):
-        return DecentralizedSGD(rate)
-    if settings.name in ("local", "dp-sgd"):
-        return Local(rate)
-    if settings.name == "dp-block":
-        return DPBlock(rate, settings.num_blocks, settings.block_order, compressor)
-    assert mixing_rate is not None
-    method = {"dp-csgp": DPCSGP, "local-then-average": DPCSGP, "choco-sgd": ChocoSGD}[settings.name]
-    return method(compressor, rate, mixing_rate)
+    settings, method = config.algorithm, config.method
+    assert (mixing_rate is not None) == method.error_feedback
+    return method.build(
+        MethodSettings(
+            compressor=compressor,
+            learning_rate=LinearDecay(
+                settings.learning_rate, settings.learning_rate_decay, settings.steps
+            ),
+            mixing_rate=1.0 if mixing_rate is None else mixing_rate,
+            num_blocks=config.num_blocks,
+            block_order=settings.block_order,
+        )
+    )
 
 
 def _polish_algorithm(
     config: Config, algorithm: Algorithm[Any], compressor: Compressor, topology: Topology, dim: int
 ) -> Algorithm[Any]:
-    if isinstance(algorithm, DPCSGP | ChocoSGD) and config.algorithm.polish_compression:
-        return replace(algorithm, compressor=compressor, mixing_rate=best_mixing_rate(topology, compressor, dim))
-    if isinstance(algorithm, DPBlock) and config.algorithm.polish_compression:
-        return replace(algorithm, compressor=compressor)
-    return algorithm
+    if not (config.method.compresses and config.algorithm.polish_compression):
+        return algorithm
+    rate = best_mixing_rate(topology, compressor, dim) if config.method.error_feedback else None
+    return build_algorithm(config, compressor, rate)
 
 
 def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMechanism:
@@ -229,24 +248,37 @@ def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMech
     privacy, num_nodes = config.privacy, len(num_examples)
     batches = tuple(
         max(1, total // 3) if batch == "auto" else batch
-        for batch, total in zip(per_node(privacy.expected_batch_size, num_nodes), num_examples, strict=True)
+        for batch, total in zip(
+            per_node(privacy.expected_batch_size, num_nodes), num_examples, strict=True
+        )
     )
     # Constructed once without noise: a batch larger than the data is refused before the accountant
     # is asked.
-    quiet = GaussianMechanism(privacy.clip_norm, (0.0,) * num_nodes, batches, tuple(num_examples), privacy.sampling)
+    quiet = GaussianMechanism(
+        privacy.clip_norm, (0.0,) * num_nodes, batches, tuple(num_examples), privacy.sampling
+    )
     if privacy.noise == "none":
         return quiet
     rows = zip(
-        per_node(privacy.epsilon, num_nodes), per_node(privacy.delta, num_nodes), batches, num_examples, strict=True
+        per_node(privacy.epsilon, num_nodes),
+        per_node(privacy.delta, num_nodes),
+        batches,
+        num_examples,
+        strict=True,
     )
     return replace(quiet, noise_multipliers=tuple(_noise_multiplier(config, *row) for row in rows))
 
 
-def _noise_multiplier(config: Config, epsilon: float, delta: float, batch: int, total: int) -> float:
+def _noise_multiplier(
+    config: Config, epsilon: float, delta: float, batch: int, total: int
+) -> float:
     if total == 0:
         return 0.0
     if config.privacy.noise == "paper":
-        return paper_noise_multiplier(epsilon, delta, config.algorithm.steps, total, config.privacy.c2) * batch
+        return (
+            paper_noise_multiplier(epsilon, delta, config.algorithm.steps, total, config.privacy.c2)
+            * batch
+        )
     return calibrate_noise(
         epsilon=epsilon,
         delta=delta,

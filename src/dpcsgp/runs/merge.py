@@ -3,8 +3,8 @@
 Processes that see the same folder write one set of results in it; on machines that share no disk
 each folder gets the rows of all nodes and the models of its own.
 
-Legend: N nodes, D coordinates; a tensor whose name has `_N` in it has one row per node of its
-process. """
+Legend: N nodes, D coordinates.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from dpcsgp.runs.folder import ResultsFolder, releases, summarise
 from dpcsgp.training import Progress, Run
 
 _FINAL = ("_node_mean", "_node_min", "_average_model")
-# parts of a state that neither the models nor their average depend on
-_NOT_SHOWN = ("x_hat_ND", "pull_ND")
 _MOST_BYTES = 10**9
 
 
@@ -66,6 +64,7 @@ class StateFiles:
     path: Path
     part: int
     num_parts: int
+    fields: tuple[str, ...]  # of the state: what models and average follow from
     every_row: bool = True  # False: only the last row gets to know the average model
 
     @classmethod
@@ -74,7 +73,7 @@ class StateFiles:
         config = design.config
         evaluations = 1 + config.algorithm.steps // (config.run.evaluate_every or config.algorithm.steps)
         fits = evaluations * 4 * design.dim * design.topology.num_nodes <= _MOST_BYTES
-        return cls(folder / "checkpoint", part, num_parts, fits)
+        return cls(folder / "checkpoint", part, num_parts, design.algorithm.model_fields, fits)
 
     def name(self, moment: int | str, part: int) -> Path:
         """Return the file of a step (or "final") and part."""
@@ -84,8 +83,7 @@ class StateFiles:
         """Write what the models and their average follow from."""
         if not self.every_row and moment != "final":
             return
-        fields = {name: value for name, value in state._asdict().items() if "_N" in name and name not in _NOT_SHOWN}
-        tensors = {name: value.cpu().contiguous() for name, value in fields.items()}
+        tensors = {name: getattr(state, name).cpu().contiguous() for name in self.fields}
         write_atomically(self.name(moment, self.part), save(tensors))
 
     def joined(self, moment: int | str, ranks: Sequence[int], template: Any) -> Any:
