@@ -14,10 +14,11 @@ from dpcsgp.algorithms.methods import find_method
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError
-from dpcsgp.graphs import complete
+from dpcsgp.graphs import from_edges
 from dpcsgp.network import Simulator
 from dpcsgp.randomness import PublicRandomness
 
+IRREGULAR = from_edges(3, [(0, 1), (1, 2), (2, 0), (0, 2)])  # push-sum weights leave 1
 SETTINGS = MethodSettings(parse_compressor("rot:2"), 0.1, mixing_rate=0.5, num_blocks=3)
 
 
@@ -26,7 +27,7 @@ def test_traits_are_what_the_method_does(name: str) -> None:
     row = METHODS[name]
     method, network, random = (
         row.build(SETTINGS),
-        Simulator(complete(3)),
+        Simulator(IRREGULAR),
         PublicRandomness(0, [0, 1, 2]),
     )
     state = method.init(torch.randn(3, 40), torch.zeros(40))
@@ -46,7 +47,7 @@ def test_model_fields_of_all_processes_give_models_and_average(name: str) -> Non
     """What several processes leave behind is joined onto the state of one that hosts one node."""
     method = METHODS[name].build(SETTINGS)
     network, random, start_ND = (
-        Simulator(complete(3)),
+        Simulator(IRREGULAR),
         PublicRandomness(0, [0, 1, 2]),
         torch.randn(3, 40),
     )

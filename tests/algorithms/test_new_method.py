@@ -1,5 +1,5 @@
-"""The method of docs/design.md, one file outside the package, trains privately in one process and in
-several."""
+"""The method of docs/design.md, one file outside the package, trains privately in one process and
+in several."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "my_method:LAZY"
 SETTINGS = [
     f"algorithm.name={NAME}", "task.name=digits", "task.model=logistic", "graph.num_nodes=3",
+    "graph.name=star",
     "privacy.epsilon=4", "privacy.expected_batch_size=100", "algorithm.steps=10",
     "algorithm.learning_rate=2", "run.evaluate_every=5",
 ]  # fmt: skip
