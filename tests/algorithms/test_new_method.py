@@ -12,6 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from dpcsgp.algorithms import MethodSettings
+from dpcsgp.algorithms.methods import find_method
+from dpcsgp.compression import parse_compressor
+from dpcsgp.graphs import star
+from dpcsgp.network import Simulator
+from dpcsgp.randomness import PublicRandomness
 
 ROOT = Path(__file__).parents[2]
 NAME = "my_method:LAZY"
@@ -32,6 +40,22 @@ def folder(tmp_path: Path) -> Path:
     assert block is not None
     (tmp_path / "my_method.py").write_text(block[1], encoding="utf-8")
     return tmp_path
+
+
+def test_it_keeps_the_average_and_comes_to_agree(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    method = find_method(NAME).build(MethodSettings(parse_compressor("none"), 0.1))
+    network, random = Simulator(star(4)), PublicRandomness(0, range(4))
+    start_ND, grad_ND = torch.randn(4, 7), torch.randn(4, 7)
+    state = method.descend(method.init(start_ND), grad_ND)
+    for _ in range(100):
+        state = method.gossip(state, network, random)
+    expected_D = (start_ND - 0.1 * grad_ND).mean(0)
+    assert torch.allclose(method.average(state), expected_D, atol=1e-5)
+    assert torch.allclose(method.model(state), expected_D.expand(4, 7), atol=1e-4)
+    assert network.traffic.bytes_per_edge == method.wire_bytes(7, 100)
 
 
 def dpcsgp(folder: Path, *words: str) -> str:
