@@ -13,22 +13,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from dpcsgp.errors import ConfigError
-
-Algorithms = Literal[
-    "dp-csgp", "dp-block", "local-then-average", "dp2sgd", "dp-sgp", "sgp", "d-psgd", "choco-sgd", "dp-sgd", "local"
-]  # fmt: skip
-NOT_PRIVATE: tuple[str, ...] = ("sgp", "d-psgd", "choco-sgd")
-UNDIRECTED: tuple[str, ...] = ("dp2sgd", "d-psgd", "choco-sgd")
-# with error feedback, and so with a mixing rate
-COMPRESSED: tuple[str, ...] = (
-    "dp-csgp",
-    "local-then-average",
-    "choco-sgd",
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
 )
 
+from dpcsgp.algorithms.methods import Method, find_method
+from dpcsgp.errors import ConfigError
+
+
+def _method_name(name: Any) -> Any:
+    find_method(name)
+    return name
+
+
+# a row of `algorithms.methods`, or "module:attribute"
+MethodName = Annotated[str, BeforeValidator(_method_name)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
@@ -77,7 +81,7 @@ class GraphConfig(Section):
 class AlgorithmConfig(Section):
     """How the nodes learn together."""
 
-    name: Algorithms = "dp-csgp"
+    name: MethodName = "dp-csgp"
     learning_rate: Positive = 6.0
     learning_rate_decay: Annotated[float, Field(ge=0, le=1)] = 0.2
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
@@ -166,9 +170,9 @@ class Config(Section):
                 "without augmentation all views "
                 'are the same; set task.augmentation = "crop-flip", or leave the multiplicity at 1'
             )
-        if self.algorithm.name == "local-then-average" and not self.algorithm.polish_rounds:
+        if self.method.only_at_end and not self.algorithm.polish_rounds:
             raise ValueError(
-                'algorithm.polish_rounds = 0: algorithm.name = "local-then-average" sends its '
+                f'algorithm.polish_rounds = 0: algorithm.name = "{self.algorithm.name}" sends its '
                 "messages in the polish rounds; "
                 'give it 2 or more, or choose algorithm.name = "local"'
             )
@@ -178,13 +182,28 @@ class Config(Section):
                 f"{self.algorithm.steps} steps; "
                 "choose at most that many"
             )
-        if self.algorithm.name in NOT_PRIVATE and self.privacy.noise != "none":
+        if not self.method.private and self.privacy.noise != "none":
             raise ValueError(
                 f'algorithm.name = "{self.algorithm.name}" is the non-private method: set '
                 'privacy.noise = "none", '
                 "or choose its private twin (dp-sgp, dp2sgd, dp-csgp)"
             )
         return self
+
+    @property
+    def method(self) -> Method:
+        """The row of the table of methods that `algorithm.name` names."""
+        return find_method(self.algorithm.name)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the run: one, where all data are in one place."""
+        return 1 if self.method.one_place else self.graph.num_nodes
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of coordinates that take turns: one, where a round exchanges all of them."""
+        return self.algorithm.num_blocks if self.method.blocks else 1
 
     def flat(self) -> dict[str, Any]:
         """Return all settings as `section.key` -> value."""
@@ -249,11 +268,10 @@ def make_config(values: Mapping[str, Any]) -> Config:
     """Validate plain values; errors name the field, the value and the remedy."""
     _refuse_unknown_keys(values)
     algorithm: Mapping[str, Any] = values.get("algorithm", {})
-    if (
-        algorithm.get("name") == "dp-block"
-    ):  # without error feedback, messages are exact unless asked
+    method = _method_of(algorithm)
+    if method.compresses and not method.error_feedback:  # messages are exact unless asked
         values = {**values, "compression": {"spec": "none", **values.get("compression", {})}}
-    if algorithm.get("name") == "local-then-average":  # nothing is sent before the polish rounds
+    if method.only_at_end:  # nothing is sent before the polish rounds
         steps = algorithm.get("steps", AlgorithmConfig().steps)
         values = {
             **values,
@@ -266,6 +284,16 @@ def make_config(values: Mapping[str, Any]) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
+
+
+def _method_of(algorithm: Mapping[str, Any]) -> Method:
+    """Return the method that a table names; the default one for a wrong name, which validation
+    refuses."""
+    default = AlgorithmConfig().name
+    try:
+        return find_method(algorithm.get("name", default))
+    except ConfigError:
+        return find_method(default)
 
 
 def to_toml(config: Config) -> str:
@@ -334,7 +362,7 @@ def _explain(error: ValidationError) -> str:
         path = [str(part) for part in detail["loc"][:2]]
         if not path:
             return detail["msg"].removeprefix("Value error, ")
-        reason = detail["msg"].removeprefix("Input ")
+        reason = detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
         reasons.setdefault(f"{'.'.join(path)} = {detail['input']!r}", []).append(reason)
     return "\n".join(
         f"{field}: {' or '.join(dict.fromkeys(texts))}" for field, texts in reasons.items()

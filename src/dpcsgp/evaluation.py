@@ -51,12 +51,7 @@ def evaluation_row(run: Run, state: Any, seconds: float, final: bool) -> dict[st
         row[f"{name}_node_min"] = float(values.min())
     if run.hosts_all:
         row |= average_scores(run, state)
-    residual = None
-    if hasattr(state, "x_hat_ND"):
-        ratios_N = (state.x_ND - state.x_hat_ND).norm(dim=1) / state.x_ND.norm(dim=1).clamp_min(
-            1e-30
-        )
-        residual = float(ratios_N.mean())
+    residual = run.algorithm.residual_ratio(state)
     if residual is not None:
         row["residual_ratio"] = residual
     row["seconds"] = seconds

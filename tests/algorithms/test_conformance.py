@@ -1,5 +1,5 @@
-"""Every method through one set of laws, with one node and with several, odd and even numbers of
-coordinates."""
+"""Every row of the table of methods, and variants, through one set of laws: with one node and with
+several, odd and even numbers of coordinates."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from dpcsgp.algorithms import (
     DecentralizedSGD,
     DPBlock,
     LinearDecay,
-    Local,
+    Method,
+    MethodSettings,
 )
+from dpcsgp.algorithms import METHODS as TABLE
 from dpcsgp.compression import parse_compressor
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import Topology, complete, from_edges, metropolis_weights, undirected_ring
@@ -26,20 +28,23 @@ from dpcsgp.network import Simulator
 from dpcsgp.randomness import PublicRandomness
 
 NONE, ROT = parse_compressor("none"), parse_compressor("rot:2")
+
+
+def from_row(row: Method) -> Callable[[float], Algorithm[Any]]:
+    compressor = ROT if row.error_feedback else NONE
+    return lambda rate: row.build(MethodSettings(compressor, rate, 0.7, num_blocks=3))
+
+
 METHODS: dict[str, Callable[[float], Algorithm[Any]]] = {
+    **{name: from_row(row) for name, row in TABLE.items()},
     "dp-csgp none": lambda rate: DPCSGP(NONE, rate),
-    "dp-csgp rot:2": lambda rate: DPCSGP(ROT, rate, 0.7),
-    "sgp": lambda rate: SGP(rate),
-    "d-psgd": lambda rate: DecentralizedSGD(rate),
-    "choco rot:2": lambda rate: ChocoSGD(ROT, rate, 0.7),
-    "block": lambda rate: DPBlock(rate, num_blocks=3),
     "block random": lambda rate: DPBlock(rate, num_blocks=2, order="random"),
     "block gsgd": lambda rate: DPBlock(
         rate, num_blocks=2, compressor=parse_compressor("gsgd:8/64")
     ),
-    "local": lambda rate: Local(rate),
 }
-UNDIRECTED = ("d-psgd", "choco rot:2")
+UNDIRECTED = [name for name, row in TABLE.items() if row.undirected]
+SILENT = [name for name, row in TABLE.items() if not row.sends]
 
 
 def irregular() -> Topology:
@@ -77,7 +82,7 @@ def test_gossip_keeps_the_average_and_counts_bytes(name: str, num_nodes: int, di
         assert network.traffic.bytes_per_edge == method.wire_bytes(dim, 12)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "local"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in SILENT])
 def test_nodes_come_to_agree_without_gradients(name: str) -> None:
     torch.manual_seed(0)
     method, network = METHODS[name](0.1), network_for(name, 4)

@@ -3,15 +3,17 @@
 An algorithm is a frozen record of settings with pure functions on a state (a NamedTuple of tensors
 and counters). It sees private gradients only, never data, files or ranks. One iteration is
 `descend` (a local step along a gradient) and then `gossip` (one exchange); `step` does both.
+`methods` is the table of all algorithms.
 
 Legend: N hosted nodes, S senders heard, D coordinates, B bytes, K push-sum weights per node.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,7 +55,11 @@ class Network(Protocol):
 
 
 class Algorithm(Protocol[StateT]):
-    """Settings with pure functions; the state is whatever `init` returns."""
+    """Settings with pure functions; the state is whatever `init` returns: a NamedTuple with, at
+    least, the counters `step` (of gradients) and `round` (of exchanges)."""
+
+    model_fields: ClassVar[tuple[str, ...]]
+    """Tensors of the state with one row per node that `model` and `average` follow from."""
 
     def init(self, x_ND: Tensor, anchor_D: Tensor | None = None) -> StateT:
         """Return the state at the start: every node at `x_ND`, counted from the public `anchor_D`
@@ -77,6 +83,11 @@ class Algorithm(Protocol[StateT]):
         """Exchange one round of messages and move towards agreement."""
         ...
 
+    def residual_ratio(self, state: StateT) -> float | None:
+        """Return how far what others believe lags behind, as a share; None without error
+        feedback."""
+        ...
+
     def wire_bytes(self, dim: int, rounds: int) -> int:
         """Return the bytes that `rounds` exchanges put on one edge, headers included."""
         ...
@@ -85,6 +96,30 @@ class Algorithm(Protocol[StateT]):
         """Return the same by the formulas of the literature, in bits, without headers and
         weights."""
         ...
+
+
+class GossipSGD(ABC, Generic[StateT]):
+    """SGD on each node, `x <- x - eta g`, with an exchange after it: the step of every method here.
+
+    Whoever inherits is a frozen dataclass with a `learning_rate`; its state has `x_ND` and `step`.
+    """
+
+    learning_rate: Schedule
+
+    def descend(self, state: StateT, grad_ND: Tensor) -> StateT:
+        """Return the state after `x - eta g`; the noise is already in the gradient."""
+        rate = rate_at(self.learning_rate, state.step)
+        return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
+
+    @abstractmethod
+    def gossip(self, state: StateT, network: Network, random: PublicRandomness) -> StateT:
+        """Return the state after one exchange."""
+
+    def step(
+        self, state: StateT, grad_ND: Tensor, network: Network, random: PublicRandomness
+    ) -> StateT:
+        """Return the state after one iteration: a private descent, then one exchange."""
+        return self.gossip(self.descend(state, grad_ND), network, random)
 
 
 @dataclass(frozen=True)

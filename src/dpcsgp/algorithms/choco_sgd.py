@@ -9,14 +9,20 @@ Legend: N hosted nodes, S senders heard, D coordinates.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from dpcsgp.algorithms.base import Network, Schedule, displacement, rate_at
+from dpcsgp.algorithms.base import GossipSGD, Network, Schedule, displacement
 from dpcsgp.algorithms.dp_csgp import check_mixing_rate
-from dpcsgp.algorithms.error_feedback import PublicCopies, add_rows, exchange_differences
+from dpcsgp.algorithms.error_feedback import (
+    PublicCopies,
+    add_rows,
+    exchange_differences,
+    residual_ratio,
+)
+from dpcsgp.algorithms.methods import MethodSettings
 from dpcsgp.compression import Compressor, frames
 from dpcsgp.randomness import PublicRandomness
 
@@ -34,9 +40,11 @@ class ChocoState(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class ChocoSGD:
+class ChocoSGD(GossipSGD[ChocoState]):
     """Compressed averaging; the network's weights must be doubly stochastic
     (`graphs.metropolis_weights`)."""
+
+    model_fields: ClassVar[tuple[str, ...]] = ("x_ND",)
 
     compressor: Compressor
     learning_rate: Schedule
@@ -58,11 +66,6 @@ class ChocoSGD:
         """Return the mean over nodes: gossip does not change it."""
         return state.anchor_D + state.x_ND.mean(0)
 
-    def descend(self, state: ChocoState, grad_ND: Tensor) -> ChocoState:
-        """Return the state after `x - eta g`."""
-        rate = rate_at(self.learning_rate, state.step)
-        return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
-
     def gossip(self, state: ChocoState, network: Network, random: PublicRandomness) -> ChocoState:
         """Return the state after one compressed averaging."""
         ones_N1 = torch.ones(state.x_ND.shape[0], 1, dtype=torch.float64)
@@ -75,11 +78,9 @@ class ChocoSGD:
             x_ND=x_ND, x_hat_ND=copies.x_hat_ND, pull_ND=copies.pull_ND, round=state.round + 1
         )
 
-    def step(
-        self, state: ChocoState, grad_ND: Tensor, network: Network, random: PublicRandomness
-    ) -> ChocoState:
-        """Return the state after one iteration."""
-        return self.gossip(self.descend(state, grad_ND), network, random)
+    def residual_ratio(self, state: ChocoState) -> float:
+        """Return the mean over nodes of `|x - x_hat| / |x|`."""
+        return residual_ratio(state.x_ND, state.x_hat_ND)
 
     def wire_bytes(self, dim: int, rounds: int) -> int:
         """Count frames of compressed differences."""
@@ -88,3 +89,8 @@ class ChocoSGD:
     def paper_bits(self, dim: int, rounds: int) -> int:
         """Count compressed differences by their formula."""
         return rounds * self.compressor.paper_bits(dim)
+
+
+def build(settings: MethodSettings) -> ChocoSGD:
+    """Return `choco-sgd`."""
+    return ChocoSGD(settings.compressor, settings.learning_rate, settings.mixing_rate)

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
 
-from dpcsgp.algorithms.base import Network, swap
+from dpcsgp.algorithms.base import Network
+from dpcsgp.algorithms.exact import EXACT, exact_bytes, exchange_vectors
+from dpcsgp.algorithms.methods import MethodSettings
 from dpcsgp.algorithms.plain import Plain, PlainState
-from dpcsgp.algorithms.sgp import EXACT
-from dpcsgp.compression import frames
 from dpcsgp.randomness import PublicRandomness
 
 
@@ -32,24 +31,20 @@ class DecentralizedSGD(Plain):
     def gossip(self, state: PlainState, network: Network, random: PublicRandomness) -> PlainState:
         """Return the state after one exact averaging."""
         ones_N1 = torch.ones(state.x_ND.shape[0], 1, dtype=torch.float64)
-        _, wire_SB = swap(
-            network, state.round, ones_N1, EXACT.encode(state.x_ND, random, state.round)
-        )
-        x_SD = EXACT.decode(wire_SB, state.x_ND.shape[1], random.of(network.senders), state.round)
+        x_SD, _ = exchange_vectors(state.x_ND, ones_N1, network, random, state.round)
         return state._replace(
             x_ND=network.mix(x_SD, torch.zeros_like(state.x_ND)), round=state.round + 1
         )
 
-    def step(
-        self, state: PlainState, grad_ND: Tensor, network: Network, random: PublicRandomness
-    ) -> PlainState:
-        """Return the state after one iteration."""
-        return self.gossip(self.descend(state, grad_ND), network, random)
-
     def wire_bytes(self, dim: int, rounds: int) -> int:
         """Count frames of whole models."""
-        return rounds * frames.frame_bytes(EXACT.num_bytes(dim))
+        return rounds * exact_bytes(dim)
 
     def paper_bits(self, dim: int, rounds: int) -> int:
         """Count 32 bits per coordinate."""
         return rounds * EXACT.paper_bits(dim)
+
+
+def build(settings: MethodSettings) -> DecentralizedSGD:
+    """Return `d-psgd` and, with noise, `dp2sgd`."""
+    return DecentralizedSGD(settings.learning_rate)

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpcsgp.algorithms.base import Network, Schedule, displacement, rate_at, swap
-from dpcsgp.algorithms.sgp import EXACT
+from dpcsgp.algorithms.base import GossipSGD, Network, Schedule, displacement, swap
+from dpcsgp.algorithms.exact import EXACT
+from dpcsgp.algorithms.methods import MethodSettings
 from dpcsgp.compression import Compressor, frames
 from dpcsgp.errors import ConfigError
 from dpcsgp.randomness import PublicRandomness, numpy_generator
@@ -46,8 +47,10 @@ def block_indices(dim: int, num_blocks: int) -> tuple[Tensor, ...]:
 
 @final
 @dataclass(frozen=True)
-class DPBlock:
+class DPBlock(GossipSGD[BlockState]):
     """Exact push-sum on one block of coordinates per round."""
+
+    model_fields: ClassVar[tuple[str, ...]] = ("x_ND", "y_NK")
 
     learning_rate: Schedule
     num_blocks: int
@@ -80,14 +83,9 @@ class DPBlock:
         """Return `x0 + sum_i x_i / n`: the weights of a block sum to n."""
         return state.anchor_D + state.x_ND.mean(0)
 
-    def descend(self, state: BlockState, grad_ND: Tensor) -> BlockState:
-        """Return the state after `x - eta g`, on all coordinates."""
-        rate = rate_at(self.learning_rate, state.step)
-        return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
-
     def gossip(self, state: BlockState, network: Network, random: PublicRandomness) -> BlockState:
         """Return the state after one exact exchange of one block."""
-        block = self._block_of_round(state.round, random)
+        block = self.block_of_round(state.round, random)
         index_M = block_indices(state.x_ND.shape[1], self.num_blocks)[block]
         part_NM = state.x_ND[:, index_M]
         wire_NB = self.compressor.encode(part_NM, random, state.round)
@@ -101,11 +99,8 @@ class DPBlock:
         y_NK[:, block : block + 1] = network.mix(y_S1)
         return state._replace(x_ND=x_ND, y_NK=y_NK, round=state.round + 1)
 
-    def step(
-        self, state: BlockState, grad_ND: Tensor, network: Network, random: PublicRandomness
-    ) -> BlockState:
-        """Return the state after one iteration."""
-        return self.gossip(self.descend(state, grad_ND), network, random)
+    def residual_ratio(self, state: BlockState) -> None:
+        """Return None: nothing is fed back."""
 
     def wire_bytes(self, dim: int, rounds: int) -> int:
         """Count the frames of the blocks that went round (for a random order: of the largest block
@@ -124,9 +119,17 @@ class DPBlock:
             return [sizes[0]] * rounds
         return [sizes[round_ % self.num_blocks] for round_ in range(rounds)]
 
-    def _block_of_round(self, round_: int, random: PublicRandomness) -> int:
+    def block_of_round(self, round_: int, random: PublicRandomness) -> int:
+        """Return the block that a round exchanges; everybody knows it."""
         if self.order == "round-robin":
             return round_ % self.num_blocks
         return int(
             random.common_bytes("block order", round_, 8).view(np.uint64)[0] % self.num_blocks
         )
+
+
+def build(settings: MethodSettings) -> DPBlock:
+    """Return `dp-block`."""
+    return DPBlock(
+        settings.learning_rate, settings.num_blocks, settings.block_order, settings.compressor
+    )

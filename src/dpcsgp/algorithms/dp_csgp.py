@@ -3,7 +3,7 @@
 
 | symbol | meaning | Algorithm 1 |
 |---|---|---|
-| `x_ND` | push-sum numerator, as a displacement from the public anchor x0; between steps it holds the paper's w | lines 6, 12 |
+| `x_ND` | push-sum numerator minus the public anchor; between steps the paper's w | lines 6, 12 |
 | `x_hat_ND`, `pull_ND` | see `error_feedback` | lines 2, 5, 6 |
 | `y_N1` | push-sum weight | line 7 |
 | `z = x0 + x / y` | de-biased model: trained, evaluated, published | line 8 |
@@ -18,13 +18,19 @@ Legend: N hosted nodes, S senders heard, D coordinates.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from dpcsgp.algorithms.base import Network, Schedule, displacement, rate_at
-from dpcsgp.algorithms.error_feedback import PublicCopies, add_rows, exchange_differences
+from dpcsgp.algorithms.base import GossipSGD, Network, Schedule, displacement
+from dpcsgp.algorithms.error_feedback import (
+    PublicCopies,
+    add_rows,
+    exchange_differences,
+    residual_ratio,
+)
+from dpcsgp.algorithms.methods import MethodSettings
 from dpcsgp.compression import Compressor, frames
 from dpcsgp.errors import ConfigError
 from dpcsgp.randomness import PublicRandomness
@@ -49,9 +55,11 @@ class DPCSGPState(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class DPCSGP:
+class DPCSGP(GossipSGD[DPCSGPState]):
     """Push-sum gossip on a digraph, with error-feedback compression; privacy comes with the
-    gradients it is given."""
+    gradients it is given. `descend` is line 12."""
+
+    model_fields: ClassVar[tuple[str, ...]] = ("x_ND", "y_N1")
 
     compressor: Compressor
     learning_rate: Schedule
@@ -76,12 +84,6 @@ class DPCSGP:
             state.x_ND.dtype
         )
 
-    def descend(self, state: DPCSGPState, grad_ND: Tensor) -> DPCSGPState:
-        """Return the state after `x = w - eta (g + N)` (line 12); noise N is already in the
-        gradient."""
-        rate = rate_at(self.learning_rate, state.step)
-        return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
-
     def gossip(self, state: DPCSGPState, network: Network, random: PublicRandomness) -> DPCSGPState:
         """Return the state after lines 2 to 7."""
         copies = PublicCopies(state.x_hat_ND, state.pull_ND)
@@ -98,11 +100,9 @@ class DPCSGP:
             round=state.round + 1,
         )
 
-    def step(
-        self, state: DPCSGPState, grad_ND: Tensor, network: Network, random: PublicRandomness
-    ) -> DPCSGPState:
-        """Return the state after one iteration: a private descent, then one exchange."""
-        return self.gossip(self.descend(state, grad_ND), network, random)
+    def residual_ratio(self, state: DPCSGPState) -> float:
+        """Return the mean over nodes of `|x - x_hat| / |x|`."""
+        return residual_ratio(state.x_ND, state.x_hat_ND)
 
     def wire_bytes(self, dim: int, rounds: int) -> int:
         """Count frames: compressed difference, one weight, header and tag."""
@@ -111,6 +111,11 @@ class DPCSGP:
     def paper_bits(self, dim: int, rounds: int) -> int:
         """Count compressed differences by the paper's formula."""
         return rounds * self.compressor.paper_bits(dim)
+
+
+def build(settings: MethodSettings) -> DPCSGP:
+    """Return `dp-csgp` and `local-then-average`."""
+    return DPCSGP(settings.compressor, settings.learning_rate, settings.mixing_rate)
 
 
 def check_mixing_rate(mixing_rate: float) -> None:

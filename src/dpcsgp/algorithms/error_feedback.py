@@ -64,3 +64,10 @@ def add_rows(onto_ND: Tensor, values_ND: Tensor, factor: float) -> Tensor:
     for onto_D, values_D in zip(onto_ND, values_ND, strict=True):
         onto_D.add_(values_D, alpha=factor)
     return onto_ND
+
+
+def residual_ratio(x_ND: Tensor, x_hat_ND: Tensor) -> float:
+    """Return the mean over nodes of |x - x_hat| / |x|: how far what others believe lags behind,
+    after the noise."""
+    ratios_N = (x_ND - x_hat_ND).norm(dim=1) / x_ND.norm(dim=1).clamp_min(1e-30)
+    return float(ratios_N.mean())

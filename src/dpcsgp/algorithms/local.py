@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor
-
 from dpcsgp.algorithms.base import Network
+from dpcsgp.algorithms.methods import MethodSettings
 from dpcsgp.algorithms.plain import Plain, PlainState
 from dpcsgp.randomness import PublicRandomness
 
@@ -27,12 +26,6 @@ class Local(Plain):
         """Return the state unchanged: nothing is sent."""
         return state._replace(round=state.round + 1)
 
-    def step(
-        self, state: PlainState, grad_ND: Tensor, network: Network, random: PublicRandomness
-    ) -> PlainState:
-        """Return the state after one iteration."""
-        return self.gossip(self.descend(state, grad_ND), network, random)
-
     def wire_bytes(self, dim: int, rounds: int) -> int:
         """Count nothing."""
         return 0
@@ -40,3 +33,8 @@ class Local(Plain):
     def paper_bits(self, dim: int, rounds: int) -> int:
         """Count nothing."""
         return 0
+
+
+def build(settings: MethodSettings) -> Local:
+    """Return `local` and, with all data in one place, `dp-sgd`."""
+    return Local(settings.learning_rate)

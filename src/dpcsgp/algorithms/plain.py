@@ -7,12 +7,11 @@ Legend: N hosted nodes, D coordinates.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
-from dpcsgp.algorithms.base import Schedule, displacement, rate_at
+from dpcsgp.algorithms.base import GossipSGD, Schedule, displacement
 
 
 class PlainState(NamedTuple):
@@ -25,8 +24,10 @@ class PlainState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(GossipSGD[PlainState]):
     """SGD on each node; whoever inherits adds the exchange."""
+
+    model_fields: ClassVar[tuple[str, ...]] = ("x_ND",)
 
     learning_rate: Schedule
 
@@ -43,7 +44,5 @@ class Plain:
         comparison)."""
         return state.anchor_D + state.x_ND.mean(0)
 
-    def descend(self, state: PlainState, grad_ND: Tensor) -> PlainState:
-        """Return the state after `x - eta g`."""
-        rate = rate_at(self.learning_rate, state.step)
-        return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
+    def residual_ratio(self, state: PlainState) -> None:
+        """Return None: nothing is fed back."""

@@ -10,16 +10,15 @@ Legend: N hosted nodes, S senders heard, D coordinates.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from dpcsgp.algorithms.base import Network, Schedule, displacement, rate_at, swap
-from dpcsgp.compression import frames, parse_compressor
+from dpcsgp.algorithms.base import GossipSGD, Network, Schedule, displacement
+from dpcsgp.algorithms.exact import EXACT, exact_bytes, exchange_vectors
+from dpcsgp.algorithms.methods import MethodSettings
 from dpcsgp.randomness import PublicRandomness
-
-EXACT = parse_compressor("none")
 
 
 class SGPState(NamedTuple):
@@ -34,8 +33,10 @@ class SGPState(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class SGP:
+class SGP(GossipSGD[SGPState]):
     """Exact push-sum gossip: every message is a whole model in float32."""
+
+    model_fields: ClassVar[tuple[str, ...]] = ("x_ND", "y_N1")
 
     learning_rate: Schedule
 
@@ -56,30 +57,24 @@ class SGP:
             state.x_ND.dtype
         )
 
-    def descend(self, state: SGPState, grad_ND: Tensor) -> SGPState:
-        """Return the state after `x - eta g`."""
-        rate = rate_at(self.learning_rate, state.step)
-        return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
-
     def gossip(self, state: SGPState, network: Network, random: PublicRandomness) -> SGPState:
         """Return the state after one exact push-sum exchange."""
-        y_S1, wire_SB = swap(
-            network, state.round, state.y_N1, EXACT.encode(state.x_ND, random, state.round)
-        )
-        x_SD = EXACT.decode(wire_SB, state.x_ND.shape[1], random.of(network.senders), state.round)
+        x_SD, y_S1 = exchange_vectors(state.x_ND, state.y_N1, network, random, state.round)
         x_ND = network.mix(x_SD, torch.zeros_like(state.x_ND))
         return state._replace(x_ND=x_ND, y_N1=network.mix(y_S1), round=state.round + 1)
 
-    def step(
-        self, state: SGPState, grad_ND: Tensor, network: Network, random: PublicRandomness
-    ) -> SGPState:
-        """Return the state after one iteration."""
-        return self.gossip(self.descend(state, grad_ND), network, random)
+    def residual_ratio(self, state: SGPState) -> None:
+        """Return None: nothing is fed back."""
 
     def wire_bytes(self, dim: int, rounds: int) -> int:
         """Count frames of whole models."""
-        return rounds * frames.frame_bytes(EXACT.num_bytes(dim))
+        return rounds * exact_bytes(dim)
 
     def paper_bits(self, dim: int, rounds: int) -> int:
         """Count 32 bits per coordinate."""
         return rounds * EXACT.paper_bits(dim)
+
+
+def build(settings: MethodSettings) -> SGP:
+    """Return `sgp` and, with noise, `dp-sgp`."""
+    return SGP(settings.learning_rate)

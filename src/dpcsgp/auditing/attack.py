@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpcsgp.algorithms import SGP, DecentralizedSGD, DPBlock
+from dpcsgp.algorithms import DPBlock
 from dpcsgp.algorithms.base import rate_at
 from dpcsgp.algorithms.dp_block import block_indices
 from dpcsgp.auditing.experiment import Pairs, Setting
@@ -74,9 +74,9 @@ def gather(setting: Setting, tape: Sequence[Tensor], public: PublicRandomness) -
         known_D = torch.arange(setting.dim)
         if isinstance(algorithm, DPBlock):
             known_D = block_indices(setting.dim, algorithm.num_blocks)[
-                algorithm._block_of_round(state.round - 1, public)
+                algorithm.block_of_round(state.round - 1, public)
             ]
-        public_ND = state.x_hat_ND if hasattr(state, "x_hat_ND") else network.heard_SD
+        public_ND = state.x_hat_ND if setting.config.method.error_feedback else network.heard_SD
         assert public_ND is not None
         columns.append((public_ND - before_ND[:, known_D])[::2] @ direction_D[known_D])
         shares.append(float(direction_D[known_D].square().sum()))
@@ -104,9 +104,8 @@ def _gradient_shares(setting: Setting, num_rounds: int) -> np.ndarray:
         - 1
     )
     cumulative_KS = moved_SS[last_K]
-    if isinstance(
-        setting.algorithm, SGP | DecentralizedSGD
-    ):  # exact messages: the replay holds all earlier gradients too
+    if not setting.config.method.compresses:
+        # exact messages: the replay holds all earlier gradients too
         return np.diff(cumulative_KS, axis=0, prepend=0.0)
     return cumulative_KS
 

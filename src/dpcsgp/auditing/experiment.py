@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dpcsgp import graphs
 from dpcsgp.algorithms import Algorithm
 from dpcsgp.compression import parse_compressor
-from dpcsgp.config import COMPRESSED, Config, per_node
+from dpcsgp.config import Config, per_node
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import best_mixing_rate
 from dpcsgp.network import Traffic
@@ -68,7 +68,7 @@ class Setting:
     def of(cls, config: Config) -> Setting:
         """Take the first node's promise from the settings; long runs are audited over their first
         steps."""
-        if config.algorithm.name in ("local", "dp-sgd"):
+        if not config.method.sends:
             raise ConfigError(
                 f"algorithm.name = '{config.algorithm.name}': sends no messages, so there is no "
                 "stream to attack; "
@@ -88,7 +88,7 @@ class Setting:
             expected_batch_sizes=(batch,),
             num_examples=(total,),
         )
-        dim = max(DIM, config.algorithm.num_blocks if config.algorithm.name == "dp-block" else 0)
+        dim = max(DIM, config.num_blocks)
         steps = min(config.algorithm.steps, MOST_STEPS)
         delta = per_node(config.privacy.delta, config.graph.num_nodes)[0]
         algorithm = _algorithm(config, dim)
@@ -124,7 +124,7 @@ def _smaller(batch: int, total: int) -> tuple[int, int]:
 def _algorithm(config: Config, dim: int) -> Algorithm[Any]:
     compressor = parse_compressor(config.compression.spec)
     rate = config.algorithm.mixing_rate
-    if config.algorithm.name not in COMPRESSED:
+    if not config.method.error_feedback:
         return build_algorithm(config, compressor, None)
     pair = graphs.complete(2)
     return build_algorithm(

@@ -127,7 +127,7 @@ def _shown(found: Plan, top: int) -> list[Row]:
     best: dict[tuple[str, str], Row] = {}
     for row in found.rows:
         best.setdefault((row.exchange, row.config.task.features), row)
-    silent = [row for row in best.values() if row.exchange == "local"][:1]
+    silent = [row for row in best.values() if not row.config.method.sends][:1]
     rows = list({id(row): row for row in (found.chosen, *silent, *best.values())}.values())
     return sorted(rows[:top], key=lambda row: row.outlook.shortfall)
 

@@ -18,7 +18,7 @@ from typing import Final, final
 import numpy as np
 
 from dpcsgp.compression import Compressor, frames, parse_compressor
-from dpcsgp.config import COMPRESSED, Config
+from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.graphs import (
     LARGEST_SPREAD,
@@ -42,9 +42,6 @@ SWEEP: Final = (
     "rand:0.9", "rand:0.75", "rand:0.6", "rand:0.5", "rand:0.1",
     "gsgd:8", "gsgd:8/512", "gsgd:4/64", "rot:1", "rot:2", "rot:3", "rot:4",
 )  # fmt: skip
-SILENT: Final = ("local", "dp-sgd")
-# a judgement: nodes that differ by more than a tenth of what they learned hardly share a model
-_LARGEST_SPREAD: Final = 0.1
 
 
 @final
@@ -80,29 +77,28 @@ def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
     coordinates."""
     if dim < 1:
         raise ConfigError(f"--dim {dim}: expected at least 1 coordinate")
-    topology, name = build_topology(config), config.algorithm.name
-    compressor = parse_compressor(
-        config.compression.spec if name in (*COMPRESSED, "dp-block") else "none"
-    )
+    topology, method = build_topology(config), config.method
+    compressor = parse_compressor(config.compression.spec if method.compresses else "none")
     wanted = config.algorithm.mixing_rate
     stability = None
-    if name in COMPRESSED:
+    if method.error_feedback:
         stability = stability_report(
             topology, compressor, dim, None if wanted == "auto" else wanted
         )
     rate = stability.mixing_rate if stability else 1.0
-    payload = math.ceil(dim / config.algorithm.num_blocks) if name == "dp-block" else dim
+    payload = math.ceil(dim / config.num_blocks)
     epsilon, delta = (_smallest(value) for value in (config.privacy.epsilon, config.privacy.delta))
     theorem = theorem_report(
-        topology, compressor, dim, epsilon=epsilon, delta=delta, examples_per_node=examples_per_node,
-        c2=config.privacy.c2, mixing_rate=rate,
+        topology, compressor, dim, epsilon=epsilon, delta=delta,
+        examples_per_node=examples_per_node, c2=config.privacy.c2, mixing_rate=rate,
     )  # fmt: skip
     radius, disagreement, spread = _contraction(config, topology, compressor, rate, dim)
     healthy, verdict = _verdict(config, stability, radius, spread)
     return Diagnosis(
-        topology, name, compressor, dim, rate, stability, theorem, radius, disagreement, spread,
-        bytes_per_round=0 if name in SILENT else frames.frame_bytes(compressor.num_bytes(payload)),
-        paper_bits_per_round=0 if name in SILENT else compressor.paper_bits(payload),
+        topology, config.algorithm.name, compressor, dim, rate, stability, theorem,
+        radius, disagreement, spread,
+        bytes_per_round=frames.frame_bytes(compressor.num_bytes(payload)) if method.sends else 0,
+        paper_bits_per_round=compressor.paper_bits(payload) if method.sends else 0,
         healthy=healthy, verdict=verdict,
     )  # fmt: skip
 
@@ -112,11 +108,12 @@ def _contraction(
 ) -> tuple[float, float, float]:
     """Return radius, steady-state disagreement under unit noise, and the spread that never
     fades."""
-    name, num_blocks = config.algorithm.name, config.algorithm.num_blocks
-    if name in SILENT:
+    method = config.method
+    if not method.sends:
         return (1.0, math.inf, 0.0) if topology.num_nodes > 1 else (0.0, 0.0, 0.0)
-    if name == "dp-block":
-        setting, order = (topology, compressor, num_blocks, dim), config.algorithm.block_order
+    if not method.error_feedback and (method.blocks or method.compresses):
+        setting = (topology, compressor, config.num_blocks, dim)
+        order = config.algorithm.block_order
         return (
             block_radius(*setting, order),
             block_disagreement(*setting, order),
@@ -129,23 +126,23 @@ def _contraction(
 def _verdict(
     config: Config, stability: StabilityReport | None, radius: float, spread: float
 ) -> tuple[bool, str]:
-    name = config.algorithm.name
+    name, method = config.algorithm.name, config.method
     if stability is not None:
         return stability.healthy, stability.explanation
-    if name in SILENT:
+    if not method.sends:
         return (
             True,
             f"{name} exchanges nothing: there is nothing to diverge, and nothing is learned from "
             "others.",
         )
-    if name != "dp-block":
+    if not (method.blocks or method.compresses):
         return (
             True,
             f"{name} gossips without compression: the disagreement shrinks by {radius:.4f} a "
             "round on this graph.",
         )
-    what = f"dp-block gossips on one of {config.algorithm.num_blocks} blocks a round"
-    if config.compression.spec == "none":
+    what = f"{name} gossips on one of {config.num_blocks} blocks a round"
+    if config.compression.spec == "none" or not method.compresses:
         return (
             True,
             f"{what}, exactly: the disagreement shrinks by {radius:.4f} a round on this graph.",

@@ -28,7 +28,8 @@ from dpcsgp.runs.facts import Facts, declared_facts
 BATCH_SHARES: Final = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 2 / 3, 1.0)
 STEPS: Final = (15, 20, 30, 40, 50, 60, 70, 100, 150, 200, 300, 400)
 COMPRESSORS: Final = (
-    "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/64", "gsgd:8/512", "rand:0.5", "rand:0.1", "rand:0.02", "none",
+    "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/64", "gsgd:8/512",
+    "rand:0.5", "rand:0.1", "rand:0.02", "none",
 )  # fmt: skip
 # number, compression
 BLOCKS: Final = (
@@ -90,12 +91,14 @@ class Row:
     @property
     def exchange(self) -> str:
         """Return the way of exchanging in short."""
-        settings = self.config.algorithm
+        settings, method = self.config.algorithm, self.config.method
         spec = self.config.compression.spec
-        block = ("" if spec == "none" else "q-") + f"block:{settings.num_blocks}"
-        names = {"local": "local", "dp-block": block, AT_THE_END: f"end {spec}"}
         seldom = f" /{settings.gossip_every}" if 1 < settings.gossip_every <= settings.steps else ""
-        return names.get(settings.name, spec) + seldom
+        if not method.sends:
+            return settings.name + seldom
+        if method.blocks:
+            return ("" if spec == "none" else "q-") + f"block:{settings.num_blocks}" + seldom
+        return ("end " if method.only_at_end else "") + spec + seldom
 
 
 @final
@@ -240,7 +243,8 @@ def _complete(sketch: _Sketch, facts: Facts) -> Row:
     assert isinstance(privacy.delta, float)
     noise = calibrate_noise(
         epsilon=privacy.epsilon, delta=privacy.delta, sampling=privacy.sampling,
-        sampling_rate=sketch.batch_size / min(facts.num_examples), steps=settings.steps + privacy.replay_reserve,
+        sampling_rate=sketch.batch_size / min(facts.num_examples),
+        steps=settings.steps + privacy.replay_reserve,
     )  # fmt: skip
     outlook = foresee(
         settings, sketch.way.gossip, design.dim, noise, privacy.clip_norm, sketch.batch_size
@@ -303,25 +307,24 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
             design = design_run(tried, facts)
         except UnstableError:
             continue
-        silent = algorithm["name"] == "local" or design.topology.num_nodes == 1
+        silent = not tried.method.sends or design.topology.num_nodes == 1
         ways.append(Way(design, _gossip(design), 0.0 if silent else time_exchange(design)))
     return ways
 
 
 def _gossip(design: RunDesign) -> Gossip:
-    topology, settings = design.topology, design.config.algorithm
-    if settings.name == "local":
+    topology, settings, method = design.topology, design.config.algorithm, design.config.method
+    if not method.sends:
         return Gossip(radius=1.0, disagreement=0.0, num_averaged=1)
     compressor = parse_compressor(design.config.compression.spec)
-    if settings.name == "dp-block":
+    if method.blocks:
         setting = (topology, compressor, settings.num_blocks, design.dim, settings.block_order)
         return Gossip(block_radius(*setting), block_disagreement(*setting), topology.num_nodes)
     assert design.mixing_rate is not None
     assert design.mixing_radius is not None
     spread = steady_state_disagreement(topology, compressor, design.mixing_rate, design.dim)
-    if (
-        settings.name == AT_THE_END
-    ):  # noise is averaged afterwards: taken to help half as much (in decibels) as before
+    if method.only_at_end:
+        # noise is averaged afterwards: taken to help half as much (in decibels) as before
         halfway = max(1, round(math.sqrt(topology.num_nodes)))
         return Gossip(1.0, 1.0, halfway, polish_radius=design.mixing_radius)
     # Between two exchanges the noise of k steps adds up, and a round is a k-th of a step's

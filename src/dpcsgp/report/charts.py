@@ -110,7 +110,7 @@ def _score_against_steps(runs: Sequence[RunResults], metric: str) -> Chart:
     def draw(axes: Axes) -> None:
         for index, run in enumerate(runs):
             _score_curve(axes, index, run, metric, run.column("step"), len(runs) <= DETAILED_RUNS)
-            if run.text("algorithm") == "local":
+            if run.trained_alone:
                 _level(axes, index, scale * run.column(f"{metric}_node_mean")[-1])
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
         _name_last_value(axes, runs, metric, runs[0].column("step")[-1])

@@ -13,6 +13,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcsgp.algorithms.methods import METHODS
 from dpcsgp.errors import DataError
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
@@ -69,6 +70,12 @@ class RunResults:
     def sends_nothing(self) -> bool:
         """Whether no message ever left a node."""
         return self.number("bytes_per_edge") == 0
+
+    @property
+    def trained_alone(self) -> bool:
+        """Whether each node learned from its own data only: the control of a comparison."""
+        method = METHODS.get(self.text("algorithm"))
+        return method is not None and not method.sends and not method.one_place
 
     @property
     def diverged(self) -> bool:

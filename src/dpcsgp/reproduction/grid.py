@@ -177,7 +177,7 @@ def _data(config: Config) -> Any:
     )
     key = json.dumps([
         config.task.model_dump(exclude={"model"}), config.graph.num_nodes, config.run.seed, config.run.test_examples,
-        config.algorithm.name == "dp-sgd",
+        config.method.one_place,
     ])  # fmt: skip
     return _data_of(key, relevant.model_dump_json())
 

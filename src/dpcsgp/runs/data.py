@@ -64,12 +64,11 @@ def load_builtin_data(config: Config, progress: Downloads | None = None) -> Buil
     features = parse_features(config.task.features)
     images = load_dataset(config.task.name, progress=progress)
     # Deal the examples to the nodes.
-    num_nodes = 1 if config.algorithm.name == "dp-sgd" else config.graph.num_nodes
-    spec = "iid" if config.algorithm.name == "dp-sgd" else config.task.partition
+    spec = "iid" if config.method.one_place else config.task.partition
     labels = images.train_labels
     parts = [
         torch.from_numpy(part)
-        for part in partition(labels.numpy(), num_nodes, spec, config.run.seed)
+        for part in partition(labels.numpy(), config.num_nodes, spec, config.run.seed)
     ]
     # Public, data-independent features of training and test images.
     inputs, test_inputs = compute_features(images, features, progress=progress)

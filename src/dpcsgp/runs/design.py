@@ -1,6 +1,6 @@
 """From settings to the checked design of a run; every check comes before any budget is spent.
 
-Only public facts are needed (settings, declared sizes, shapes), so planning uses it too; `assembly`
+Only public facts are needed (settings, declared sizes, shapes), so planning uses it too; `build`
 adds data, secret keys and files."""
 
 from __future__ import annotations
@@ -16,19 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp import graphs
-from dpcsgp.algorithms import (
-    DPCSGP,
-    SGP,
-    Algorithm,
-    ChocoSGD,
-    DecentralizedSGD,
-    DPBlock,
-    LinearDecay,
-    Local,
-    Schedule,
-)
+from dpcsgp.algorithms import Algorithm, LinearDecay, MethodSettings
 from dpcsgp.compression import Compressor, parse_compressor
-from dpcsgp.config import COMPRESSED, UNDIRECTED, Config, per_node
+from dpcsgp.config import Config, per_node
 from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.graphs import (
     LARGEST_SPREAD,
@@ -100,7 +90,7 @@ class RunDesign:
 def build_topology(config: Config) -> Topology:
     """Build the graph; undirected methods get its undirected version with Metropolis weights."""
     settings = config.graph
-    if config.algorithm.name == "dp-sgd":
+    if config.method.one_place:
         return graphs.complete(1)
     builders: dict[str, Callable[[], Topology]] = {
         "directed_exponential": lambda: graphs.directed_exponential(settings.num_nodes),
@@ -115,7 +105,7 @@ def build_topology(config: Config) -> Topology:
         "edges": lambda: graphs.from_edges_file(Path(settings.edges_file), settings.num_nodes),
     }
     topology = builders[settings.name]()
-    return metropolis_weights(topology) if config.algorithm.name in UNDIRECTED else topology
+    return metropolis_weights(topology) if config.method.undirected else topology
 
 
 def check_device(name: str) -> None:
@@ -176,9 +166,10 @@ def _warn_about_delta(config: Config, num_examples: Sequence[int]) -> None:
 def _mixing(
     config: Config, topology: Topology, compressor: Compressor, dim: int, allow_divergence: bool
 ) -> tuple[float | None, float | None]:
-    if config.algorithm.name == "dp-block":
-        _check_blocks(config, topology, dim, allow_divergence)
-    if config.algorithm.name not in COMPRESSED:
+    method = config.method
+    if not method.error_feedback:
+        if method.compresses:
+            _check_blocks(config, topology, dim, allow_divergence)
         return None, None
     wanted = config.algorithm.mixing_rate
     rate = best_mixing_rate(topology, compressor, dim) if wanted == "auto" else wanted
@@ -191,17 +182,19 @@ def _mixing(
 
 
 def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence: bool) -> None:
-    """Refuse quantised blocks whose disagreement grows; warn of those that leave the nodes far
-    apart or have no law."""
+    """Refuse quantised blocks (one, if the method has no blocks) whose disagreement grows; warn of
+    those that leave the nodes far apart or have no law."""
     settings = config.algorithm
     specs = {"compression.spec": config.compression.spec}
     if settings.polish_compression and settings.polish_rounds:
         specs["algorithm.polish_compression"] = settings.polish_compression
     for field, spec in specs.items():
         compressor = parse_compressor(spec)
-        radius = block_radius(topology, compressor, settings.num_blocks, dim, settings.block_order)
-        spread = block_spread(topology, compressor, settings.num_blocks, dim)
-        where = f"{field} = {spec!r} with algorithm.name = 'dp-block' on graph {topology.name!r}"
+        radius = block_radius(topology, compressor, config.num_blocks, dim, settings.block_order)
+        spread = block_spread(topology, compressor, config.num_blocks, dim)
+        where = (
+            f"{field} = {spec!r} with algorithm.name = {settings.name!r} on graph {topology.name!r}"
+        )
         remedy = "use 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
         if radius >= 1.0 and not allow_divergence:
             raise UnstableError(
@@ -226,35 +219,28 @@ def build_algorithm(
     config: Config, compressor: Compressor, mixing_rate: float | None
 ) -> Algorithm[Any]:
     """Return the method that the settings name."""
-    settings = config.algorithm
-    rate: Schedule = LinearDecay(
-        settings.learning_rate, settings.learning_rate_decay, settings.steps
+    settings, method = config.algorithm, config.method
+    assert (mixing_rate is not None) == method.error_feedback
+    return method.build(
+        MethodSettings(
+            compressor=compressor,
+            learning_rate=LinearDecay(
+                settings.learning_rate, settings.learning_rate_decay, settings.steps
+            ),
+            mixing_rate=1.0 if mixing_rate is None else mixing_rate,
+            num_blocks=config.num_blocks,
+            block_order=settings.block_order,
+        )
     )
-    if settings.name in ("dp-sgp", "sgp"):
-        return SGP(rate)
-    if settings.name in ("dp2sgd", "d-psgd"):
-        return DecentralizedSGD(rate)
-    if settings.name in ("local", "dp-sgd"):
-        return Local(rate)
-    if settings.name == "dp-block":
-        return DPBlock(rate, settings.num_blocks, settings.block_order, compressor)
-    assert mixing_rate is not None
-    method = {"dp-csgp": DPCSGP, "local-then-average": DPCSGP, "choco-sgd": ChocoSGD}[settings.name]
-    return method(compressor, rate, mixing_rate)
 
 
 def _polish_algorithm(
     config: Config, algorithm: Algorithm[Any], compressor: Compressor, topology: Topology, dim: int
 ) -> Algorithm[Any]:
-    if isinstance(algorithm, DPCSGP | ChocoSGD) and config.algorithm.polish_compression:
-        return replace(
-            algorithm,
-            compressor=compressor,
-            mixing_rate=best_mixing_rate(topology, compressor, dim),
-        )
-    if isinstance(algorithm, DPBlock) and config.algorithm.polish_compression:
-        return replace(algorithm, compressor=compressor)
-    return algorithm
+    if not (config.method.compresses and config.algorithm.polish_compression):
+        return algorithm
+    rate = best_mixing_rate(topology, compressor, dim) if config.method.error_feedback else None
+    return build_algorithm(config, compressor, rate)
 
 
 def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMechanism:

@@ -55,7 +55,7 @@ def declared_facts(config: Config, num_examples: int | None = None) -> Facts:
     else:
         published = PUBLISHED[name]
         (total, *image), classes = published.shapes.train_images, published.num_classes
-    num_nodes = 1 if config.algorithm.name == "dp-sgd" else config.graph.num_nodes
+    num_nodes = config.num_nodes
     if num_examples is not None and num_examples < 1:
         raise ConfigError(f"--num-examples {num_examples}: expected at least 1 example per node")
     if num_examples is None and total < num_nodes:

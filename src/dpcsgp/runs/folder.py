@@ -28,7 +28,8 @@ def new_run_id() -> str:
 
 def new_folder(config: Config) -> Path:
     """Return a fresh name under runs/."""
-    name = f"{config.task.name}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    method = config.algorithm.name.replace(":", "-")
+    name = f"{config.task.name}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
     suffixes = itertools.chain([""], (f"-{count}" for count in itertools.count(2)))
     folders = (Path("runs") / f"{name}{suffix}" for suffix in suffixes)
     return next(folder for folder in folders if not folder.exists())

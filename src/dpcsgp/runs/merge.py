@@ -3,7 +3,7 @@
 Processes that see the same folder write one set of results in it; on machines that share no disk
 each folder gets the rows of all nodes and the models of its own.
 
-Legend: N nodes, D coordinates; a tensor whose name has `_N` in it has one row per node.
+Legend: N nodes, D coordinates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.summary import merge_summaries, summarise
 from dpcsgp.training import Progress, Run
 
-_NOT_SHOWN = ("x_hat_ND", "pull_ND")  # neither the models nor their average depend on these
 _MOST_BYTES = 10**9
 
 
@@ -65,6 +64,7 @@ class StateFiles:
     path: Path
     rank: int
     world_size: int
+    fields: tuple[str, ...]  # of the state: what models and average follow from
     every_row: bool = True  # False: only the last row gets to know the average model
 
     @classmethod
@@ -74,7 +74,7 @@ class StateFiles:
         evaluations = 1 + steps // (design.config.run.evaluate_every or steps)
         models = evaluations * design.topology.num_nodes
         fits = 4 * models * design.dim <= _MOST_BYTES
-        return cls(folder / "checkpoint", rank, world_size, fits)
+        return cls(folder / "checkpoint", rank, world_size, design.algorithm.model_fields, fits)
 
     def name(self, moment: int | str, rank: int) -> Path:
         """Return the file of a step (or "final") and rank."""
@@ -84,9 +84,7 @@ class StateFiles:
         """Write what the models and their average follow from."""
         if not self.every_row and moment != "final":
             return
-        fields = state._asdict().items()
-        kept = {name: value for name, value in fields if "_N" in name and name not in _NOT_SHOWN}
-        tensors = {name: value.cpu().contiguous() for name, value in kept.items()}
+        tensors = {name: getattr(state, name).cpu().contiguous() for name in self.fields}
         write_atomically(self.name(moment, self.rank), save(tensors))
 
     def joined(self, moment: int | str, ranks: Sequence[int], template: Any) -> Any:

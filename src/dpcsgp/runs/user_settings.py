@@ -47,10 +47,10 @@ def settle(
             f"{config.graph.num_nodes}; give one per node "
             "(None: no data)"
         )
-    if config.algorithm.name == "dp-sgd" and len(node_data) > 1:
+    if config.method.one_place and len(node_data) > 1:
         raise ConfigError(
-            'algorithm.name = "dp-sgd" trains in one place: give node_data with one dataset of '
-            "everybody"
+            f'algorithm.name = "{config.algorithm.name}" trains in one place: give node_data with '
+            "one dataset of everybody"
         )
     if not isinstance(model, nn.Module) and callable(model):
         with torch_seed(config.run.seed, "initial model"):

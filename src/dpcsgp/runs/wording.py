@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from dpcsgp.config import COMPRESSED, Config
+from dpcsgp.config import Config
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.training import Progress, Run
 
@@ -133,8 +133,8 @@ def _scores(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _method(config: Config) -> str:
-    compressed = config.algorithm.name in (*COMPRESSED, "dp-block")
-    compression = f", compression {config.compression.spec}" if compressed else ""
+    compresses = config.method.compresses
+    compression = f", compression {config.compression.spec}" if compresses else ""
     return f"{config.algorithm.name}, {config.algorithm.steps} steps{compression}"
 
 
