@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,24 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpcsgp.cli.ledger import ExpectHead, expected_heads
+from dpcsgp.cli.options import AsJson
 from dpcsgp.errors import ConfigError
+from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
     from dpcsgp.privacy.ledger import LedgerContents, LedgerHead
 
-EXAMPLES = """
-Examples:
-
-    dpcsgp account runs/first                          # what one run spent, node by node
-
-    dpcsgp account runs/first runs/second --delta 1e-5 # several runs on the same data add up
-
-    dpcsgp account --noise-multiplier 1.1 --sampling-rate 0.01 --steps 1000 --delta 1e-5
-
-    dpcsgp account --epsilon 0.5 --sampling-rate 2048/6000 --steps 30   # the noise it takes
-
-    dpcsgp account --paper --epsilon 0.5 --num-examples 6000 --steps 10000
-"""
 DEFAULT_DELTA = 1e-4
 
 
@@ -59,13 +46,32 @@ def account(
     ] = None,
     c2: Annotated[float, typer.Option(help="The constant of Proposition 1, for --paper.")] = 1.0,
     expect_head: ExpectHead = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Compute eps: of ledgers, of planned releases, or the noise for a wanted eps."""
+    """Compute eps: of ledgers, of planned releases, or the noise for a wanted eps.
+
+    Examples: what one run spent, node by node; what runs on the same data add up to:
+
+    ```
+    dpcsgp account runs/first
+    dpcsgp account runs/first runs/second --delta 1e-5
+    ```
+
+    What planned releases cost; the noise that a wanted eps takes; the paper's rule:
+
+    ```
+    dpcsgp account --noise-multiplier 1.1 --sampling-rate 0.01 --steps 1000
+    dpcsgp account --epsilon 0.5 --sampling-rate 2048/6000 --steps 30
+    dpcsgp account --paper --epsilon 0.5 --num-examples 6000 --steps 10000
+    ```
+    """
     planned = {
-        "--noise-multiplier": noise_multiplier, "--epsilon": epsilon, "--sampling-rate": sampling_rate,
-        "--steps": steps, "--num-examples": num_examples,
-    }  # fmt: skip
+        "--noise-multiplier": noise_multiplier,
+        "--epsilon": epsilon,
+        "--sampling-rate": sampling_rate,
+        "--steps": steps,
+        "--num-examples": num_examples,
+    }
     if ledgers:
         extra = [name for name, value in planned.items() if value is not None] + ["--paper"] * paper
         if extra:
@@ -89,12 +95,9 @@ def account(
     else:
         answer = _of_plan(planned, DEFAULT_DELTA if delta is None else delta, sampling)
     if as_json:
-        typer.echo(json.dumps(_without_infinities(answer), allow_nan=False))
+        typer.echo(strict_json(answer))
     else:
         _print(answer)
-
-
-account.__doc__ = (account.__doc__ or "") + "\n" + EXAMPLES
 
 
 def _require(planned: dict[str, Any], *names: str) -> None:
@@ -203,15 +206,16 @@ def _of_plan(planned: dict[str, Any], delta: float, sampling: str) -> dict[str, 
 def _of_paper(
     claimed: float, delta: float, steps: int, num_examples: int, c2: float, sampling: str
 ) -> dict[str, Any]:
-    """Set the eps that Proposition 1 names beside the eps that its noise gives, and the noise that
-    it would take."""
+    """Set the eps that Proposition 1 names beside what its noise gives and the noise it takes."""
     from dpcsgp.privacy import accounting
 
+    # the proposition draws one example per step
     plan: dict[str, Any] = {
         "sampling_rate": 1 / num_examples if num_examples > 0 else 0.0,
         "steps": steps,
+        "delta": delta,
+        "sampling": sampling,
     }
-    plan |= {"delta": delta, "sampling": sampling}
     noise = accounting.paper_noise_multiplier(claimed, delta, steps, num_examples, c2)
     return {
         "epsilon_claimed": claimed,
@@ -234,15 +238,6 @@ def _rate(text: str) -> float:
             f"--sampling-rate = {text!r}: expected a number such as 0.01 or a fraction such as "
             "2048/6000"
         ) from None
-
-
-def _without_infinities(value: Any) -> Any:
-    """Replace infinite numbers by null: JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: _without_infinities(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_infinities(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 LABELS = {

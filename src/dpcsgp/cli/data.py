@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpcsgp.cli.options import AsJson
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="List and fetch data sets.", rich_m
 
 @app.command("list")
 def list_datasets(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the data sets, and whether they are in the cache and undamaged.
 
@@ -51,8 +53,7 @@ def fetch_datasets(
         bool, typer.Option("--force", help="Fetch again even if the cached copy is good.")
     ] = False,
 ) -> None:
-    """Fetch data sets into the cache and verify their checksums; what is there already is left
-    alone.
+    """Fetch data sets that are not yet in the cache, and verify their checksums.
 
     Example: dpcsgp data fetch mnist fashion_mnist
     """
@@ -85,16 +86,8 @@ def _print_table(statuses: list[DatasetStatus]) -> None:
     table = Table("name", "what", "state", "train", "test", "MB", box=None, pad_edge=False)
     for status in statuses:
         megabytes = f"{status.num_bytes / 1e6:.0f}" if status.num_bytes else ""
-        table.add_row(
-            *(
-                status.name,
-                status.title,
-                status.state,
-                f"{status.num_train:,}",
-                f"{status.num_test:,}",
-                megabytes,
-            )
-        )
+        sizes = (f"{status.num_train:,}", f"{status.num_test:,}", megabytes)
+        table.add_row(status.name, status.title, status.state, *sizes)
     Console().print(table)
 
 

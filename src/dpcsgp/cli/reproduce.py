@@ -7,15 +7,6 @@ from typing import Annotated
 
 import typer
 
-EXAMPLES = """
-Examples:
-
-    dpcsgp reproduce privacy                   # claimed against verified eps; seconds
-    dpcsgp reproduce fig1 --quick              # one repeat, few steps of the paper's own settings; minutes
-    dpcsgp reproduce skew --repeats 3          # where collaboration pays
-    dpcsgp reproduce all --repeats 5           # everything; Ctrl-C and the same command go on where it stopped
-"""
-
 
 def reproduce(
     name: Annotated[
@@ -37,6 +28,16 @@ def reproduce(
     """Run an experiment as a grid of runs and write tables, figures and a page.
 
     What is already done is skipped, so an interrupted command goes on where it stopped.
+
+    Examples: claimed against verified eps, in seconds; a figure of the paper with few steps, in
+    minutes; where collaboration pays; everything:
+
+    ```
+    dpcsgp reproduce privacy
+    dpcsgp reproduce fig1 --quick
+    dpcsgp reproduce skew --repeats 3
+    dpcsgp reproduce all --repeats 5
+    ```
     """
     import torch
     from rich.console import Console
@@ -90,6 +91,3 @@ def reproduce(
             files = EXPERIMENTS[each](experiment)
         for file in files:
             console.print(f"wrote {file}", highlight=False, soft_wrap=True)
-
-
-reproduce.__doc__ = (reproduce.__doc__ or "") + "\n" + EXAMPLES
