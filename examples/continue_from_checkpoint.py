@@ -1,10 +1,10 @@
-"""Stop in the middle, go on later: the ledger goes on too, so that the budget holds for both parts
-together.
+"""Stop in the middle, go on later: the ledger goes on too, so the budget holds for both parts.
 
     python examples/continue_from_checkpoint.py --out runs/continued
 
 Here `should_stop` ends the first part; Ctrl-C, a crash or a power cut leave a folder that is
-continued the same way."""
+continued the same way.
+"""
 
 import argparse
 

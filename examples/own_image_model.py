@@ -1,10 +1,10 @@
-"""Your own convolutional network with GroupNorm: four nodes learn 8 x 8 digits from shifted views
-of their images.
+"""Your own convolutional network with GroupNorm: four nodes learn 8 x 8 digits.
 
     python examples/own_image_model.py [--out FOLDER]
 
 The data are scikit-learn's digits. Each example's gradient is averaged over two random views before
-it is clipped, which costs time but no privacy. Takes a few seconds."""
+it is clipped, which costs time but no privacy. Takes a few seconds.
+"""
 
 import argparse
 
@@ -21,8 +21,7 @@ out = parser.parse_args().out
 
 
 class Digits(Dataset[tuple[Tensor, int]]):
-    """Some of the digits, as any map-style dataset would give them: an image (1, 8, 8) and its
-    label."""
+    """Some of the digits, as any map-style dataset gives them: an image (1, 8, 8), its label."""
 
     def __init__(self, numbers: range) -> None:
         self.numbers = numbers

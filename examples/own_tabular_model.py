@@ -1,5 +1,4 @@
-"""Your own model on a table: five clinics of unequal size learn together to tell malignant from
-benign tumours.
+"""Your own model on a table: five clinics learn to tell malignant from benign tumours.
 
     python examples/own_tabular_model.py [--out FOLDER]
 

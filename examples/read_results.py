@@ -1,5 +1,4 @@
-"""Read a results folder: the history as a table (with pandas if it is there), the summary, the
-ledger.
+"""Read a results folder: the history as a table (with pandas if there), summary, ledger.
 
 python examples/read_results.py FOLDER
 """

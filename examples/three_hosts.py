@@ -1,5 +1,6 @@
-"""Three hosts with addresses of their own train together, on one machine: network namespaces joined
-by a virtual switch.
+"""Three hosts with addresses of their own train together on one machine.
+
+They are network namespaces, joined by a virtual switch:
 
     sudo .venv/bin/python examples/three_hosts.py [--set section.key=value]... [--out FOLDER]
     [--json]
@@ -18,7 +19,8 @@ included, no offloading):
     acknowledgement 66 bytes for every second segment received
 
 Start-up, heartbeats, progress and the closing results travel too; they do not grow with the
-messages and are not modelled."""
+messages and are not modelled.
+"""
 
 from __future__ import annotations
 
@@ -129,8 +131,7 @@ def sent_bytes(name: str) -> int:
 
 
 def modelled_bytes(frame_bytes: int, frames_out: int, frames_in: int) -> int:
-    """Return the bytes on the interface for this many frames sent and received (see the top of this
-    file)."""
+    """Return the bytes on the interface for so many frames (see the top of this file)."""
     header, data, preamble = 66, 1448, 48
     segments = math.ceil((frame_bytes + preamble) / data)
     sent = frame_bytes + preamble + segments * header
@@ -199,9 +200,8 @@ def main() -> int:
     for row in rows:
         share = row["counted"] / row["modelled"] - 1
         print(
-            f"host {row['host']}: {row['reported']:,} bytes reported, {row['modelled']:,} with "
-            "the modelled TCP/IP "
-            f"overhead, {row['counted']:,} counted on the interface ({share:+.2%})"
+            f"host {row['host']}: {row['reported']:,} bytes reported, {row['modelled']:,} with the "
+            f"modelled TCP/IP overhead, {row['counted']:,} counted on the interface ({share:+.2%})"
         )
     print(f"results in {folder}/host-0 .. host-{HOSTS - 1}; {seconds:.0f} s in all")
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpcsgp.benchmarking import GROUPS, benchmark, opacus_modes
-from dpcsgp.benchmarking.timing import Ratio, Times, compare, measure
+from dpcsgp.benchmarking.stopwatch import Ratio, Times, compare, measure
 from dpcsgp.cli.main import app
 from dpcsgp.errors import ConfigError
 

@@ -15,9 +15,9 @@ import pytest
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.report import write_report
+from dpcsgp.report.folders import read_many
 from dpcsgp.report.notices import notices
-from dpcsgp.report.results import read_many
-from dpcsgp.report.tables import account, comparison, differing_settings
+from dpcsgp.report.page_tables import account, comparison, differing_settings
 
 MakeFolder = Callable[..., Path]
 

@@ -1,5 +1,4 @@
-"""What an attacker makes of the message stream: one score per victim, high where the canary seems
-to be.
+"""What an attacker makes of the message stream: one score per victim, high if it has the canary.
 
 The attacker hears every frame and knows everything public: graph, weights, learning rates,
 momentum, masks, and the canary. Replaying the tape through the algorithm with zero gradients gives
@@ -33,8 +32,7 @@ Scores = Callable[["Evidence"], np.ndarray]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Per victim: what each round carried along the canary (T, K), and the steps' gradients
-    recovered from it (T, S)."""
+    """Per victim: what each round carried along the canary, and the gradients recovered from it."""
 
     rounds_TK: np.ndarray
     steps_TS: np.ndarray
@@ -87,8 +85,7 @@ def gather(setting: Setting, tape: Sequence[Tensor], public: PublicRandomness) -
 
 
 def _gradient_shares(setting: Setting, num_rounds: int) -> np.ndarray:
-    """Return (K, S): by how much the gradient of a step moves what a round carries beyond
-    gossip."""
+    """Return (K, S): how far a step's gradient moves what a round carries beyond gossip."""
     momentum = setting.config.algorithm.momentum
     rate = setting.algorithm.learning_rate  # type: ignore[attr-defined]
     steps = np.arange(setting.steps)
@@ -112,8 +109,7 @@ def _gradient_shares(setting: Setting, num_rounds: int) -> np.ndarray:
 
 
 def likelihood_ratio(setting: Setting) -> Scores:
-    """Return the log-likelihood ratio of exact messages under the claimed noise and sampling
-    rate."""
+    """Return the log-likelihood ratio of exact messages under the claimed noise and rate."""
     rate, noise = setting.event.sampling_rate, setting.event.noise_multiplier
 
     def drawn(steps_TS: np.ndarray) -> np.ndarray:

@@ -83,11 +83,14 @@ class Audit:
 def audit(
     config: Config, trials: int = TRIALS, fault: str | None = None, draws: int = DRAWS
 ) -> Audit:
-    """Attack the messages of `trials` victims, half of them with the canary, and bound eps from
-    below; then draw the mechanism `draws` times and hold it against its law.
+    """Attack the messages of `trials` victims, then draw the mechanism `draws` times.
+
+    Half of the victims hold the canary; what the attacker tells apart bounds eps from below. The
+    draws are held against the law that the mechanism states.
 
     With `privacy.seed` the audit is repeatable; without it, it uses the same fresh secret noise as
-    a real run."""
+    a real run.
+    """
     if trials < FEWEST_TRIALS:
         raise ConfigError(
             f"--trials {trials}: expected at least {FEWEST_TRIALS}; the default is {TRIALS}"

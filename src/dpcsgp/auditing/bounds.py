@@ -53,8 +53,7 @@ class Rates:
         return cls(float(hit_low), float(alarm_high))
 
     def epsilon(self, delta: float) -> float:
-        """Return the eps that these rates need at this delta: the larger of both directions, at
-        least 0."""
+        """Return the eps that these rates need at this delta, at least 0, by either inequality."""
         pairs = ((self.hit_low, self.alarm_high), (1 - self.alarm_high, 1 - self.hit_low))
         return max(
             [0.0, *(math.log((up - delta) / down) for up, down in pairs if up > delta and down > 0)]
@@ -77,11 +76,11 @@ def clopper_pearson(
 def best_threshold(
     inside: np.ndarray, outside: np.ndarray, claims: Mapping[float, float]
 ) -> tuple[float, tuple[float, float]]:
-    """Return the threshold that speaks loudest against the claimed curve (delta -> eps), and how
-    loud.
+    """Return the threshold that contradicts the claimed curve (delta -> eps) most, and by how much.
 
     Compared are, in this order: the eps that the rates need beyond the claim at some delta (0 if
-    none), and the distance ndtri(hit_low) - ndtri(alarm_high) in standard deviations."""
+    none), and the distance ndtri(hit_low) - ndtri(alarm_high) in standard deviations.
+    """
     cuts_C = np.unique(np.concatenate([inside, outside]))
     cuts_C = (cuts_C[1:] + cuts_C[:-1]) / 2 if len(cuts_C) > 1 else cuts_C
     hits_C = len(inside) - np.searchsorted(np.sort(inside), cuts_C, side="right")
@@ -112,8 +111,7 @@ def any_mechanism(rates: Rates, delta: float) -> float:
 
 
 def same_family(rates: Rates, event: ReleaseEvent, steps: int, delta: float) -> float:
-    """Return the eps of the largest noise multiplier that these rates do not rule out, by
-    bisection."""
+    """Return the eps of the largest noise that these rates do not rule out, by bisection."""
     deltas = (*_DELTAS, delta)
 
     def ruled_out(noise: float) -> bool:
@@ -135,8 +133,7 @@ def same_family(rates: Rates, event: ReleaseEvent, steps: int, delta: float) -> 
 
 
 def contradicts(rates: Rates, event: ReleaseEvent, steps: int, deltas: Sequence[float]) -> bool:
-    """Say whether these rates are beyond what this many such releases allow, at any of these
-    deltas."""
+    """Say whether these rates exceed what so many releases allow, at any of these deltas."""
     return any(
         (needed := rates.epsilon(delta)) > 0 and needed > composed_epsilon([(event, steps)], delta)
         for delta in deltas

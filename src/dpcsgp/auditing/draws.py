@@ -89,8 +89,7 @@ class Draws:
 
 
 def draw_mechanism(setting: Setting, draws: int, fault: str | None) -> Draws:
-    """Make `draws` releases of the run's own mechanism with the run's own clipping, and watch
-    them."""
+    """Make `draws` releases with the run's own mechanism and clipping, and watch them."""
     if draws < FEWEST_DRAWS:
         raise ConfigError(
             f"--draws {draws}: expected at least {FEWEST_DRAWS}; the default is {DRAWS}"
@@ -109,8 +108,7 @@ def draw_mechanism(setting: Setting, draws: int, fault: str | None) -> Draws:
 def watch_releases(
     watch: Watch, mechanism: Releases, private: PrivateRandomness, draws: int
 ) -> Draws:
-    """Draw a mechanism that should keep the law of `watch.mechanism`; huge data sets get fewer
-    draws."""
+    """Draw what should keep the law of `watch.mechanism`; huge data sets get fewer draws."""
     affordable = max(FEWEST_DRAWS, min(draws, _MOST_CHOICES // watch.total))
     for step in range(math.ceil(affordable / NODES)):
         watch.begin()
@@ -119,8 +117,7 @@ def watch_releases(
 
 
 def many_nodes(setting: Setting) -> GaussianMechanism:
-    """Return the run's mechanism for many nodes like its first: same noise, clip norm, sampling and
-    rate."""
+    """Return the run's mechanism for many nodes like its first, at the same sampling rate."""
     batch, total = scaled(*setting.stated_batch)
     return replace(
         setting.mechanism,
@@ -141,15 +138,13 @@ def scaled(batch: int, total: int) -> tuple[int, int]:
 
 
 def axes(dim: int) -> tuple[Tensor, Tensor]:
-    """Return two unit vectors at right angles, along no coordinate axis; `dim` is a multiple of
-    4."""
+    """Return two orthogonal unit vectors, along no coordinate axis; `dim` is a multiple of 4."""
     first_D = (1.0 - 2.0 * (torch.arange(dim) % 3 == 0)) / dim**0.5
     return first_D, first_D * (1.0 - 2.0 * (torch.arange(dim) % 4 >= 2))
 
 
 class Watch:
-    """Sums the drawn examples as a run does, and keeps what the tests need: counts, sizes,
-    noise."""
+    """Sums the drawn examples as a run does, and keeps what the tests need."""
 
     def __init__(self, mechanism: GaussianMechanism, engine: ClippingEngine) -> None:
         self.mechanism, self.engine = mechanism, engine
@@ -233,8 +228,7 @@ class Watch:
         )  # fmt: skip
 
     def _examples(self, indices_NE: Tensor) -> Tensor:
-        """Return the drawn examples (N, E, D) in clip norms; an example is its own gradient
-        here."""
+        """Return the drawn examples (N, E, D) in clip norms; each is its own gradient."""
         canary_NE = CANARY_NORMS * self.canary_N[:, None] * (indices_NE == 0)
         return canary_NE[..., None] * self.canary_axis_D + (
             self.length_J[indices_NE][..., None] * self.other_axis_D

@@ -1,5 +1,4 @@
-"""The experiment of an audit: many victims with or without one worst-case example, and a tape of
-all their messages.
+"""The experiment of an audit: victims with or without a canary, and a tape of all their messages.
 
 Each trial is a pair of nodes that hear nobody else: a victim that may hold the canary, and a
 listener without data. All trials run side by side through the real training loop, mechanism,
@@ -59,13 +58,11 @@ class Setting:
 
     @classmethod
     def of(cls, config: Config) -> Setting:
-        """Take the first node's promise from the settings; long runs are audited over their first
-        steps."""
+        """Take the first node's promise; long runs are audited over their first steps."""
         if config.algorithm.name in ("local", "dp-sgd"):
             raise ConfigError(
                 f"algorithm.name = '{config.algorithm.name}': sends no messages, so there is no "
-                "stream to attack; "
-                "audit dp-csgp, which uses the same mechanism"
+                "stream to attack; audit dp-csgp, which uses the same mechanism"
             )
         if config.privacy.noise == "none":
             raise ConfigError(
@@ -106,8 +103,7 @@ def declared_examples(config: Config) -> int:
 
 
 def _smaller(batch: int, total: int) -> tuple[int, int]:
-    """Return a batch size and a number of examples with the same rate and fewer examples, if that
-    can be had."""
+    """Return a batch size and fewer examples at the same rate, if there are such."""
     rate = Fraction(batch, total)
     near = rate.limit_denominator(_MOST_EXAMPLES)
     chosen = near if abs(near - rate) <= rate / 100 else rate
@@ -127,8 +123,7 @@ def _algorithm(config: Config, dim: int) -> Algorithm[Any]:
 
 @dataclass
 class Pairs:
-    """A network of pairs: every node hears itself and its partner, and everything that is sent is
-    taped."""
+    """A network of pairs: a node hears itself and its partner; everything sent is taped."""
 
     nodes: tuple[int, ...]
     tape: list[Tensor] = field(default_factory=list)
@@ -186,8 +181,10 @@ def output_as_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True)
 class CanaryTask:
-    """Even nodes are victims: example 0 is `canary_ND` of their row (zero: no canary), all others
-    are zero."""
+    """Even nodes are victims: example 0 is their row of `canary_ND`, all others are zero.
+
+    A row of zeros means that the victim does not hold the canary.
+    """
 
     module: nn.Module
     canary_ND: Tensor

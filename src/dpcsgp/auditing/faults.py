@@ -46,8 +46,7 @@ FAULTS: Final[dict[str, str]] = {
 
 
 def check_fault(fault: str | None, mechanism: GaussianMechanism) -> None:
-    """Refuse a fault that does not exist, and one that would change nothing under these
-    settings."""
+    """Refuse a fault that does not exist, and one that would change nothing here."""
     if fault is None:
         return
     if fault not in get_args(Fault):
@@ -247,8 +246,7 @@ class Unclipped:
 @final
 @dataclass(frozen=True)
 class MeanClipped:
-    """A clipping engine with one factor for the whole batch; an example must be its own
-    gradient."""
+    """A clipping engine with one factor per batch; an example must be its own gradient."""
 
     engine: ClippingEngine
 
@@ -284,8 +282,7 @@ class NoiseAside:
     def release(
         self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: list[bool]
     ) -> Tensor:
-        """Release as usual, and note what the noise was: the same step without noise draws the same
-        batch."""
+        """Release as usual, and note the noise: without it, the step draws the same batch."""
         quiet = replace(self._mechanism, noise_multipliers=(0.0,) * len(active))
         grad_ND = self._mechanism.release(clipped_sum, step, random, active)
         self.noise_ND = grad_ND - quiet.release(clipped_sum, step, random, active)

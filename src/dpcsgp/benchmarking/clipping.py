@@ -10,7 +10,7 @@ from typing import Final
 from dpcsgp.benchmarking import opacus_modes
 from dpcsgp.benchmarking.peak import gradient_memory
 from dpcsgp.benchmarking.peers import Peer
-from dpcsgp.benchmarking.timing import Clock, Ratio, Times, compare, deciding_clock, measure
+from dpcsgp.benchmarking.stopwatch import Clock, Ratio, Times, compare, deciding_clock, measure
 from dpcsgp.benchmarking.workload import RESNET18, TINY, TWO_LAYERS, WORKLOADS, Workload
 from dpcsgp.errors import DpcsgpError
 
@@ -21,8 +21,7 @@ MODES: Final = {mode: f"Opacus {mode}" for mode in opacus_modes.MODES}
 
 
 def benchmark_clipping(quick: bool = False) -> list[Ratio]:
-    """Compare private gradients of the two-layer network (10 nodes) and of ResNet-18 (one node)
-    with the peers."""
+    """Compare private gradients of two layers (10 nodes) and ResNet-18 (one) with peers."""
     clock = deciding_clock()
     if quick:
         return _two_layers(TINY, clock, rounds=3, slow_rounds=2)
@@ -119,8 +118,7 @@ def _ranked(
 
 
 def _memory() -> list[Ratio]:
-    """Compare peak memory of ResNet-18 with Opacus's default and with plain SGD, each in a process
-    of its own."""
+    """Compare peak memory of ResNet-18 with Opacus's and plain SGD's, in own processes."""
     ours = gradient_memory("resnet18", "ours")
     ratios = []
     for peer, way, limit in (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dpcsgp.benchmarking.timing import Ratio, compare, deciding_clock, measure
+from dpcsgp.benchmarking.stopwatch import Ratio, compare, deciding_clock, measure
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.compression.rotate import panels_of, plan_rotation, rotate
 from dpcsgp.randomness import PublicRandomness
@@ -68,8 +68,7 @@ def _both_ways(
 
 
 def _rotation(x_ND: Tensor, random: PublicRandomness) -> Callable[[], None]:
-    """Return the public rotation of the vectors, in place, node after node and panel after panel,
-    as the encoder makes it."""
+    """Rotate the vectors in place as the encoder does, node by node and panel by panel."""
     panels = {
         start: plan_rotation(stop - start, bits=1) for start, stop in panels_of(x_ND.shape[1])
     }

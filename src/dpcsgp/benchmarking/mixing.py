@@ -1,5 +1,4 @@
-"""Weighted sums over senders, in sender order, against a memory copy per edge and a dense matrix
-product.
+"""Weighted sums over senders against a memory copy per edge and a dense matrix product.
 
 Legend: N nodes, D coordinates.
 """
@@ -8,14 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from dpcsgp.benchmarking.timing import Clock, Ratio, compare, deciding_clock, measure
+from dpcsgp.benchmarking.stopwatch import Clock, Ratio, compare, deciding_clock, measure
 from dpcsgp.graphs import directed_exponential
 from dpcsgp.network.mixing import Mixer
 
 
 def benchmark_mixing(quick: bool = False) -> list[Ratio]:
-    """Mix on exponential graphs of growing size: O(edges x D), whatever the number of pairs of
-    nodes."""
+    """Mix on exponential graphs of growing size: O(edges x D), not O(nodes^2 x D)."""
     clock = deciding_clock()
     sizes = ((4, 1001),) if quick else ((10, 101_770), (100, 101_770))
     return [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from dpcsgp.benchmarking.timing import Ratio, compare, deciding_clock, measure
+from dpcsgp.benchmarking.stopwatch import Ratio, compare, deciding_clock, measure
 from dpcsgp.privacy.noise import add_noise_
 from dpcsgp.randomness import PrivateRandomness
 
@@ -15,8 +15,7 @@ LIMIT = 3.0
 
 
 def benchmark_noise(quick: bool = False) -> list[Ratio]:
-    """Add noise to the sums of ten nodes and compare with drawing as many normal numbers with
-    `torch.randn`."""
+    """Add noise to the sums of ten nodes; the peer is `torch.randn` of as many numbers."""
     num_nodes, dim = (2, 1001) if quick else (10, 101_770)
     clock = deciding_clock()
     sums_ND, random = torch.randn(num_nodes, dim), PrivateRandomness.fresh(range(num_nodes))

@@ -27,8 +27,7 @@ def peak_bytes() -> int:
 
 
 def in_own_process(*arguments: str) -> dict[str, float]:
-    """Run `python -m dpcsgp.benchmarking arguments` and return the JSON object that it prints
-    last."""
+    """Run `python -m dpcsgp.benchmarking arguments`; return the JSON that it prints last."""
     done = subprocess.run(
         [sys.executable, "-m", "dpcsgp.benchmarking", *arguments],
         capture_output=True,
@@ -45,8 +44,7 @@ def in_own_process(*arguments: str) -> dict[str, float]:
 
 
 def gradient_memory(workload: str, way: str) -> float:
-    """Return the bytes that private gradients of a workload take beyond the set-up; `way`: ours,
-    plain, Opacus's mode."""
+    """Return the bytes of private gradients beyond the set-up; `way`: ours, plain, a mode."""
     return in_own_process("memory", workload, way)["bytes"]
 
 

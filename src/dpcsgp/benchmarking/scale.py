@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, final
 
 from dpcsgp.benchmarking.peak import in_own_process, peak_bytes
-from dpcsgp.benchmarking.timing import Clock, Ratio, deciding_clock
+from dpcsgp.benchmarking.stopwatch import Clock, Ratio, deciding_clock
 from dpcsgp.benchmarking.workload import Workload
 
 SIZES: Final = (10, 30, 100, 300, 1000)
@@ -27,8 +27,7 @@ MEMORY_LIMIT: Final = 8e9
 @final
 @dataclass(frozen=True)
 class ScalePoint:
-    """One number of nodes: seconds per node and step on both clocks, peak memory of the process,
-    size of N x D float32."""
+    """One number of nodes: seconds per node and step, peak memory, size of N x D float32."""
 
     num_nodes: int
     wall: float

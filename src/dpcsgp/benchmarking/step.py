@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from dpcsgp.algorithms import DPCSGP
-from dpcsgp.benchmarking.timing import Ratio, Times, compare, deciding_clock, measure
+from dpcsgp.benchmarking.stopwatch import Ratio, Times, compare, deciding_clock, measure
 from dpcsgp.benchmarking.workload import NOISE, TINY, Workload
 from dpcsgp.compression import parse_compressor
 from dpcsgp.graphs import directed_exponential
@@ -84,8 +84,7 @@ def training_run(work: Workload, steps: int, momentum: float = 0.0) -> Iterator[
 
 
 def time_steps(run: Run, around: Callable[[int, bool], None] = lambda step, starts: None) -> Times:
-    """Train to the end and return the times of every step but the first; evaluations are not
-    counted.
+    """Train to the end; return the times of every step but the first, without evaluations.
 
     `around(step, True)` is called before each step and `around(step, False)` after it.
     """
@@ -110,8 +109,7 @@ def time_steps(run: Run, around: Callable[[int, bool], None] = lambda step, star
 def profile_steps(
     work: Workload, steps: int, momentum: float = 0.0, top: int = 10
 ) -> list[Hotspot]:
-    """Profile steps after a first one and return the functions that take most of the time in
-    themselves."""
+    """Profile all steps but the first; return the functions that take most time themselves."""
     profile = cProfile.Profile()
 
     def around(step: int, starts: bool) -> None:
@@ -138,8 +136,7 @@ def _label(file: str, line: int, function: str) -> str:
 
 
 def _time_ledger(run: Run, rounds: int) -> list[float]:
-    """Return the seconds that recording one release of every node takes, by the wall clock: it
-    waits for the disk."""
+    """Return the wall seconds of recording one release of every node: it waits for the disk."""
     events = {node: run.mechanism.event(row) for row, node in enumerate(run.network.nodes)}
     found = []
     for step in range(rounds):
@@ -150,8 +147,7 @@ def _time_ledger(run: Run, rounds: int) -> list[float]:
 
 
 def benchmark_step(quick: bool = False) -> tuple[list[Ratio], list[Hotspot]]:
-    """Time steps of the demo's size in turn with plain SGD on batches of the same size, and profile
-    them."""
+    """Time steps of the demo's size in turn with plain SGD of that batch size; profile them."""
     work, rounds = (TINY, 2) if quick else (DEMO, 8)
     clock = deciding_clock()
     plain = work.plain()

@@ -13,7 +13,7 @@ from dpcsgp.records.metrics import strict_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dpcsgp.benchmarking import Outcome, Ratio
+    from dpcsgp.benchmarking import Measurements, Ratio
 
 
 def benchmark(
@@ -66,7 +66,7 @@ def benchmark(
         raise typer.Exit(1)
 
 
-def _print(outcome: Outcome, figure: Path | None) -> None:
+def _print(outcome: Measurements, figure: Path | None) -> None:
     from rich.console import Console
 
     console = Console()
@@ -113,7 +113,7 @@ def _amount(value: float, unit: str) -> str:
     return f"{value / 1e6:,.0f} MB" if unit == "B" else f"{1e3 * value:,.2f} ms"
 
 
-def _scale_table(outcome: Outcome) -> Table:
+def _scale_table(outcome: Measurements) -> Table:
     from rich.table import Table
 
     table = Table(title="cost per node and step", title_justify="left")
@@ -126,7 +126,7 @@ def _scale_table(outcome: Outcome) -> Table:
     return table
 
 
-def _profile_table(outcome: Outcome) -> Table:
+def _profile_table(outcome: Measurements) -> Table:
     from rich.table import Table
 
     table = Table(title="profile of one step: time in the function itself", title_justify="left")

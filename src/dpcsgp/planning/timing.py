@@ -37,8 +37,10 @@ _DIGITS_TEST: Final = 297
 @final
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the parts of a run; `fixed` and `per_example` make up the private gradients of all
-    nodes."""
+    """Seconds of the parts of a run.
+
+    The private gradients of all nodes take `fixed + per_example * batch size`.
+    """
 
     fixed: float
     per_example: float
@@ -62,8 +64,7 @@ class StepTimes:
 
 
 def time_parts(design: RunDesign) -> StepTimes:
-    """Time everything but the exchange, on a real run over random examples in a temporary
-    folder."""
+    """Time everything but the exchange, on a real run over random examples."""
     with tempfile.TemporaryDirectory() as folder:
         run = build_run(
             design, _random_data(design), Simulator(design.topology), Path(folder), new_run_id()
@@ -97,8 +98,10 @@ def time_exchange(design: RunDesign) -> float:
 
 
 def state_bytes(design: RunDesign) -> int:
-    """Estimate the memory of one process that hosts all nodes: state, momentum, gradients and
-    scratch of one exchange."""
+    """Estimate the memory of a process that hosts all nodes, without data.
+
+    State, momentum, gradients and the scratch of one exchange.
+    """
     state = design.algorithm.init(design.anchor_D[None], design.anchor_D)
     row = sum(value.nbytes for value in state if isinstance(value, Tensor) and value.ndim == 2)
     return design.topology.num_nodes * (row + 6 * design.anchor_D.nbytes)
@@ -114,8 +117,10 @@ def data_bytes(design: RunDesign, batch_size: int) -> int:
 
 
 def _time_gradients(run: training.Run, model_ND: Tensor) -> tuple[float, float]:
-    """Return (fixed, per example) from two batch sizes: doubled until a step takes long enough or
-    the data are used up."""
+    """Return (fixed, per example) seconds of the private gradients, from two batch sizes.
+
+    The size is doubled until a step takes long enough or the data are used up.
+    """
     smallest = min(run.mechanism.num_examples)
     sizes = [size for size in (2**k for k in range(3, 20)) if size <= smallest] or [smallest]
     times = [(sizes[0], _time_release(run, model_ND, sizes[0]))]
@@ -154,8 +159,7 @@ def _time_release(run: training.Run, model_ND: Tensor, batch_size: int) -> float
 
 
 def _random_data(design: RunDesign) -> Data:
-    """Return random examples of the declared shapes: a pool per node, and a test set as large as
-    the published one."""
+    """Return random examples of the declared shapes: a pool per node, and a test set."""
     facts = design.facts
     pool = min(max(facts.num_examples), _POOL)
     num_nodes = len(facts.num_examples)

@@ -1,8 +1,8 @@
-"""The page's charts: accuracy against steps and megabytes, every node at the end, eps spent,
-disagreement.
+"""The page's charts: accuracy against steps and megabytes, every node's, eps, disagreement.
 
 Charts carry no run names: a legend beside them serves all, and a run keeps its colour and marker
-everywhere."""
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from dpcsgp.report.folders import Floats, RunResults, node_values
 from dpcsgp.report.formatting import as_number, epsilon, score, significant
 from dpcsgp.report.palette import GRID, INK, colour, marker
-from dpcsgp.report.results import Floats, RunResults, node_values
 from dpcsgp.report.svg import inline_svg
 
 # inches of 72 points: small enough that text stays readable on a phone
@@ -64,8 +64,7 @@ STYLE: Any = {
 @final
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with the words that belong to it; `svg` is empty where there is nothing to draw,
-    `caption` says why."""
+    """A drawing with its words; without anything to draw `svg` is empty, `caption` says why."""
 
     key: str
     title: str

@@ -78,8 +78,7 @@ class Curve:
     def mean_and_band(
         self, spread: Spread
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return mean, lower and upper edge over the repeats; a repeat that is not finite leaves a
-        gap, it is not dropped."""
+        """Return mean and edges over repeats; one that is not finite leaves a gap."""
         y_RP = np.where(np.isfinite(self.y_RP), self.y_RP, math.nan)
         mean = y_RP.mean(axis=0)
         if spread == "range":
@@ -132,15 +131,13 @@ def accuracy_panels(
 
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:
-    """Return how many entries of the legend fit beside one another in a figure of so many
-    inches."""
+    """Return how many entries of a legend fit into one row of so many inches."""
     longest = max(map(len, labels), default=1)
     return max(1, min(len(labels), int(width / (0.55 + 0.072 * longest))))
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write `stem.png`, `stem.svg` and `stem.pdf`; the same figure gives the same files, byte for
-    byte."""
+    """Write `stem.png`, `stem.svg` and `stem.pdf`; equal figures give equal files."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     metadata: dict[str, dict[str, Any]] = {
         "png": {},
@@ -158,8 +155,7 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write raw rows as CSV: columns in order of first appearance, lists as JSON, missing values
-    empty."""
+    """Write raw rows as CSV: columns as they first appear, lists as JSON, gaps empty."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8", newline="") as file:

@@ -1,5 +1,4 @@
-"""What a reader must know before believing a number: warnings and hints drawn from the
-summaries."""
+"""What a reader must know before believing a number: warnings drawn from the summaries."""
 
 from __future__ import annotations
 
@@ -8,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
+from dpcsgp.report.folders import RunResults
 from dpcsgp.report.formatting import epsilon, significant
-from dpcsgp.report.results import RunResults
 
 Severity = Literal["danger", "caution", "hint"]
 SAME_DATA = ("task", "partition", "model", "features", "num_nodes")
@@ -27,8 +26,7 @@ class Notice:
 
 
 def notices(runs: Sequence[RunResults]) -> list[Notice]:
-    """Return all warnings, the gravest first; a warning that several runs share word for word is
-    said once."""
+    """Return all warnings, the gravest first; what several runs share is said once."""
     shared: dict[tuple[Severity, str, str], list[str]] = {}
     for run in runs:
         for check in CHECKS:

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.report.charts import DETAILED_RUNS, charts
+from dpcsgp.report.folders import RunResults, lower_is_better, read_many, shared_metric
 from dpcsgp.report.formatting import (
     DASH,
     duration,
@@ -23,9 +24,7 @@ from dpcsgp.report.formatting import (
     significant,
 )
 from dpcsgp.report.notices import notices
-from dpcsgp.report.palette import COLOURS, colour_name, marker_sign
-from dpcsgp.report.results import RunResults, lower_is_better, read_many, shared_metric
-from dpcsgp.report.tables import (
+from dpcsgp.report.page_tables import (
     account,
     comparison,
     differing_settings,
@@ -33,6 +32,7 @@ from dpcsgp.report.tables import (
     settings_by_section,
     worst_score,
 )
+from dpcsgp.report.palette import COLOURS, colour_name, marker_sign
 
 FILE_NAME = "report.html"
 

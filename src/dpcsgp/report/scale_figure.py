@@ -1,5 +1,4 @@
-"""The figure of scale: cost per node and step, and peak memory, against the number of simulated
-nodes."""
+"""The figure of scale: cost per node and step, and peak memory, against the number of nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The figure of the doctor: the radius of compressed gossip against the mixing rate, one curve per
-compressor.
+"""The doctor's figure: radius of compressed gossip against the mixing rate.
 
 Legend: R mixing rates.
 """
@@ -24,8 +23,7 @@ HIGHEST_RADIUS = 1.3  # beyond, only the sense of the curve matters: it is cut o
 
 
 def radius_figure(title: str, rates_R: ArrayLike, curves: Mapping[str, ArrayLike]) -> Figure:
-    """Draw radius against mixing rate; above 1 (shaded) the disagreement grows. A dot marks the
-    lowest radius."""
+    """Draw radius against mixing rate; above 1 disagreement grows, a dot is the lowest."""
     if not curves:
         raise ConfigError(
             "no curve to draw: none of the compressors has a radius (top and sign have none)"

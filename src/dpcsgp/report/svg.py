@@ -1,5 +1,4 @@
-"""Put a matplotlib figure into a page: inline SVG whose text and colours follow the page's style
-sheet."""
+"""Put a matplotlib figure into a page: inline SVG that follows the page's style sheet."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ STYLE_COLOURS = {
 
 
 def inline_svg(figure: Figure, key: str, description: str) -> str:
-    """Return the figure as an `<svg>` element; `key` keeps its ids apart from those of other
-    figures on the page."""
+    """Return the figure as an `<svg>` element; `key` keeps its ids apart on the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": key}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

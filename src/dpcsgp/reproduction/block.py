@@ -1,5 +1,4 @@
-"""Block gossip against error feedback at equal bytes: one exact block per round, or random
-coordinates with x_hat."""
+"""Block gossip against error feedback at equal bytes: exact blocks, or random coordinates."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ BASE = (
 
 
 def block(experiment: Experiment) -> list[Path]:
-    """Compare accuracy and disagreement of block gossip and rand with error feedback, at equal
-    bytes, on three graphs."""
+    """Compare block gossip with rand and error feedback at equal bytes, on three graphs."""
     cells = []
     for graph in GRAPHS if not experiment.quick else GRAPHS[:1]:
         for share, number in SHARES.items():
@@ -72,8 +70,7 @@ def block(experiment: Experiment) -> list[Path]:
         "advised mixing rate.",
         markdown(rows, columns),
         "Block gossip beside rand with as many bytes or more: how many times smaller the "
-        "disagreement is, and by how many points "
-        "accuracy (node mean) is higher:",
+        "disagreement is, and by how many points accuracy (node mean) is higher:",
         markdown(
             ratios,
             [
@@ -86,18 +83,16 @@ def block(experiment: Experiment) -> list[Path]:
             ],
         ),
         "On slow graphs 150 steps are too few for a steady state. Without learning, under unit "
-        "noise per step, at equal "
-        f"bytes (512 coordinates, mean over the last third of {STEADY_STEPS} rounds; "
-        "`steady.csv`):",
+        "noise per step, at equal bytes (512 coordinates, mean over the last third of "
+        f"{STEADY_STEPS} rounds; `steady.csv`):",
         markdown(
             steady,
             ["graph", "share", "rand", "block", "block_ratio", "quantised", "quantised_ratio"],
         ),
         f"Noise-free gossip with 10 blocks, exact and with 8 bits (`{QUANTISED}`), on "
-        f"{len(digraphs) // 2} random strongly "
-        f"connected digraphs, 400 rounds each: {sum(row['diverged'] for row in digraphs)} of "
-        f"{len(digraphs)} diverged; the "
-        f"disagreement never rose above {worst:.2f} times its start (`digraphs.csv`).",
+        f"{len(digraphs) // 2} random strongly connected digraphs, 400 rounds each: "
+        f"{sum(row['diverged'] for row in digraphs)} of {len(digraphs)} diverged; the disagreement "
+        f"never rose above {worst:.2f} times its start (`digraphs.csv`).",
         "![accuracy against bits](figure.png)",
     )
     files = write_outcome(experiment.out, runs, "graph", "method")

@@ -1,5 +1,4 @@
-"""Public features: maps of the image that look at no other image cost no privacy, and buy more than
-any training trick."""
+"""Public features: maps of one image at a time cost no privacy, and buy more than any trick."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ TOGETHER, ALONE, CENTRAL = "DP-CSGP, rot:1", "local, no messages", "dp-sgd, all 
 
 
 def features(experiment: Experiment) -> list[Path]:
-    """Compare pixels, DCT and HOG on MNIST at eps 0.5 and 0.2, and HOG on CIFAR-10 at eps 3, with
-    the local line."""
+    """Compare pixels, DCT and HOG on MNIST at eps 0.5 and 0.2, and HOG on CIFAR-10 at eps 3."""
     cells = _mnist(0.5) + _mnist(0.2) + ([] if experiment.quick else _cifar())
     runs = experiment.run(cells)
     columns = (

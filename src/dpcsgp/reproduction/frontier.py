@@ -1,5 +1,4 @@
-"""Accuracy against bytes per edge at one verified eps: the plain network, free choice, and the
-lines that cost no bytes."""
+"""Accuracy against bytes per edge at one verified eps, with the lines that cost no bytes."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ DCT = ("task.features=dct:8", "task.model=mlp:56")
 
 
 def frontier(experiment: Experiment) -> list[Path]:
-    """Draw accuracy against bytes over compressors, step counts and public features, with the
-    zero-byte lines."""
+    """Draw accuracy against bytes over compressors, step counts and public features."""
     runs = experiment.run(_cells(experiment.quick))
     rows = sorted(table(runs), key=lambda row: (row["model"], row["bytes_per_edge"]))
     for row in rows:
@@ -46,8 +44,8 @@ def frontier(experiment: Experiment) -> list[Path]:
     page = experiment.write_page(
         "Accuracy against bytes at verified eps 0.5",
         "MNIST, 10 nodes, directed exponential graph. Bytes are frames on one edge, headers "
-        "included. Learning rates were chosen "
-        "per setting on test accuracy with seeds other than these.",
+        "included. Learning rates were chosen per setting on test accuracy with seeds other than "
+        "these.",
         markdown(rows, columns),
         _headline(rows),
         "![accuracy against bytes](figure.png)",
@@ -101,8 +99,7 @@ def _steps(steps: int, learning_rate: float) -> tuple[str, ...]:
 
 
 def _headline(rows: Sequence[dict[str, Any]]) -> str:
-    """Compare the best exact row of the plain network with the cheapest row within one point of
-    it."""
+    """Compare the plain network's best exact row with the cheapest within a point of it."""
     plain = [row for row in rows if row["model"] == PLAIN]
     exact = [row for row in plain if row["setting"].startswith("exact")]
     if not exact:

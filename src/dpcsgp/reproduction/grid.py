@@ -1,9 +1,9 @@
-"""Many independent runs: each in its own results folder, on all cores, skipped if done, continued
-after an interruption.
+"""Many independent runs, each in its own results folder, on all cores; finished ones are skipped.
 
 A run's folder is named after its settings, so experiments that need the same run share it, and a
 changed setting is a new run. Runs of a grid are seeded: they can be repeated bit for bit, and are
-therefore stamped `private: false`."""
+therefore stamped `private: false`.
+"""
 
 from __future__ import annotations
 
@@ -150,8 +150,7 @@ def run_cell(cell: Cell, path: Path) -> bool:
 
 
 def _prepare(parent: int, num_threads: int) -> None:
-    """Make a process of the grid ready: it dies with its parent, and takes its share of the
-    cores."""
+    """Make a process of the grid ready: it dies with its parent, and takes its share of cores."""
     import signal
 
     import torch

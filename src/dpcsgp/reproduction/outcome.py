@@ -1,5 +1,4 @@
-"""From finished runs to what people look at: a table over repeats, curves, CSV, figures and a page
-of text."""
+"""From finished runs to what people look at: tables over repeats, curves, figures, text."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def as_float(value: Any) -> float:
 
 
 def table(runs: Sequence[Done]) -> list[dict[str, Any]]:
-    """Return one row per tag set: tags, mean and spread over the repeats, and how many of them
-    diverged."""
+    """Return one row per tag set: tags, mean and spread over repeats, how many diverged."""
     groups: dict[tuple[tuple[str, Any], ...], list[Done]] = {}
     for run in runs:
         groups.setdefault(tuple(run.tags.items()), []).append(run)
@@ -54,8 +52,7 @@ def table(runs: Sequence[Done]) -> list[dict[str, Any]]:
 
 
 def has_diverged(run: Done) -> bool:
-    """Say whether a run stopped because of it, or its nodes ended beyond all bounds from one
-    another."""
+    """Say whether a run stopped as diverged, or its nodes ended far beyond one another."""
     apart = as_float(run.summary.get("disagreement"))
     return run.summary["stopped_because"].startswith("diverged") or apart > TOO_FAR_APART
 
@@ -86,8 +83,7 @@ def seed_of(run: Done) -> int:
 
 
 def curves(runs: Sequence[Done], label: str, measure: str = "accuracy_node_mean") -> list[Curve]:
-    """Return accuracy in percent against megabits per edge, one curve per value of the tag
-    `label`."""
+    """Return accuracy in percent against megabits per edge, one curve per tag `label`."""
     groups: dict[str, list[Done]] = {}
     for run in runs:
         groups.setdefault(str(run.tags[label]), []).append(run)
@@ -111,8 +107,7 @@ def write_outcome(
     log_x: bool = True,
     show: Callable[[Any], str] = str,
 ) -> list[Path]:
-    """Write `table.csv`, `curves.csv` and the figure with one panel per value of the tag
-    `panel`."""
+    """Write `table.csv`, `curves.csv` and a figure with one panel per value of `panel`."""
     titles = dict.fromkeys(run.tags[panel] for run in runs)
     panels = {
         show(value): curves([run for run in runs if run.tags[panel] == value], label)

@@ -67,15 +67,12 @@ def _mnist(experiment: Experiment, printed: Sequence[str], honest: Sequence[str]
     ]
     page = experiment.write_page(
         f"Figure {experiment.name[-1]} of the paper: MNIST, 10 nodes, directed exponential graph",
-        f"Two views. *{PRINTED}*: {steps} steps of one example, learning rate 0.01, clip norm "
-        "0.5, the paper's noise rule with "
-        "c2 = 1, mixing rate 1. The verified eps of its runs is what the accountant finds, not "
-        "what was claimed. "
-        f"*{SHOULD_BE}*: calibrated noise, {experiment.name}'s compressors at the advised mixing "
-        "rate, three polish rounds.",
-        "Seeded runs, so `private: false`; the verified eps is what the same run with fresh "
-        "noise guarantees. Settings of the "
-        "second view were chosen on test accuracy with other seeds.",
+        f"Two views. *{PRINTED}*: {steps} steps of one example, learning rate 0.01, clip norm 0.5, "
+        "the paper's noise rule with c2 = 1, mixing rate 1. The verified eps of its runs is what "
+        f"the accountant finds, not what was claimed. *{SHOULD_BE}*: calibrated noise, "
+        f"{experiment.name}'s compressors at the advised mixing rate, three polish rounds.",
+        "Seeded runs, so `private: false`; the verified eps is what the same run with fresh noise "
+        "guarantees. Settings of the second view were chosen on test accuracy with other seeds.",
         markdown(table(runs), COLUMNS),
         "![as printed](as-printed/figure.png)\n\n![as it should be](as-it-should-be/figure.png)",
     )
@@ -111,8 +108,7 @@ def _as_printed(epsilon: float, compressors: Sequence[str], steps: int) -> list[
 
 
 def lines(epsilon: float, *base: str) -> dict[str, tuple[str, ...]]:
-    """Return the lines that every figure shows beside its compressors: exact, alone, and all data
-    in one place."""
+    """Return what every figure shows beside its compressors: exact, alone, all data."""
     common = (f"privacy.epsilon={epsilon}", *base)
     return {
         "dp-sgd, all data": (*common, "algorithm.name=dp-sgd"),
@@ -134,8 +130,7 @@ def _as_it_should_be(epsilon: float, compressors: Sequence[str]) -> list[Cell]:
 
 
 def _cifar(experiment: Experiment, compressors: Sequence[str]) -> list[Path]:
-    """Run the second view only: at one example per step the first would take months on a
-    processor."""
+    """Run the second view only: one example per step would take months on a processor."""
     steps, batch, epsilons = (20, 64, (10.0,)) if experiment.quick else (200, 500, (10.0, 3.0, 1.0))
     base = (
         *CIFAR, "privacy.clip_norm=1.5", "algorithm.learning_rate=0.3", f"algorithm.steps={steps}",
@@ -160,12 +155,11 @@ def _cifar(experiment: Experiment, compressors: Sequence[str]) -> list[Path]:
     looked_at = f"the first {QUICK_TEST_EXAMPLES}" if experiment.quick else "all 10,000"
     page = experiment.write_page(
         f"Figure {experiment.name[-1]} of the paper: CIFAR-10, ResNet-18 with GroupNorm, 10 nodes",
-        f"{steps} steps, expected batch {batch} per node, clip norm 1.5, calibrated noise, "
-        "advised mixing rate; evaluated on "
-        f"{looked_at} test images. Chance is 10 %.",
+        f"{steps} steps, expected batch {batch} per node, clip norm 1.5, calibrated noise, advised "
+        f"mixing rate; evaluated on {looked_at} test images. Chance is 10 %.",
         f"Steps per hour and run, with as many runs at a time as there are cores: {speeds}. On a "
-        "GPU, one run with the full "
-        f"settings: `dpcsgp run configs/{experiment.name}.toml --set run.device=cuda`.",
+        f"GPU, one run with the full settings: `dpcsgp run configs/{experiment.name}.toml --set "
+        "run.device=cuda`.",
         markdown(table(runs), COLUMNS[1:]),
         "![accuracy against bits](figure.png)",
     )

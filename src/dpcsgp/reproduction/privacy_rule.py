@@ -1,5 +1,4 @@
-"""What the paper's noise rule promises, and what it gives: claimed eps beside the one that an
-accountant verifies."""
+"""What the paper's noise rule promises and what it gives: claimed beside verified eps."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ STEPS = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000)
 
 
 def privacy(experiment: Experiment) -> list[Path]:
-    """Verify the rule of Proposition 1 for the paper's MNIST experiment: one of 6,000 examples per
-    step, c2 = 1."""
+    """Verify the rule of Proposition 1 for the paper's MNIST experiment."""
     rows = []
     steps = STEPS[2:5:2] if experiment.quick else STEPS
     total = 3 * len(steps)
@@ -78,7 +76,6 @@ def _page(experiment: Experiment, rows: list[dict[str, float]]) -> Path:
             ],
         ),
         "`needed_c2` is the constant with which the rule would have given the claimed eps. "
-        "Proposition 1 holds only for "
-        "`eps < c1 T / J^2`, that is for millions of steps here.",
+        "Proposition 1 holds only for `eps < c1 T / J^2`, that is for millions of steps here.",
         "![verified over claimed](figure.png)",
     )

@@ -1,5 +1,4 @@
-"""The rotated sign against the plain one: 5,000 rounds at the doctor's rate, with noise and
-without."""
+"""The rotated sign against the plain one: 5,000 rounds at the doctor's rate."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ DIM = 4096
 
 
 def rotation(experiment: Experiment) -> list[Path]:
-    """Run both one-bit compressors for 5,000 rounds at the rate that the doctor gives the rotated
-    one."""
+    """Run both one-bit compressors for 5,000 rounds at the rate the doctor advises."""
     steps = 500 if experiment.quick else 5000
     rows: list[dict[str, Any]] = []
     panels: dict[str, list[Curve]] = {}
@@ -64,8 +62,7 @@ def rotation(experiment: Experiment) -> list[Path]:
     page = experiment.write_page(
         "Rotated sign against plain sign",
         f"10 nodes, {DIM} coordinates, one bit per coordinate, the doctor's rate for `rot:1`; "
-        "disagreement per coordinate after "
-        f"{steps} rounds (fewer: it left all bounds).",
+        f"disagreement per coordinate after {steps} rounds (fewer: it left all bounds).",
         markdown(rows, columns),
         "![disagreement against rounds](figure.png)",
     )

@@ -1,5 +1,4 @@
-"""Theorem 1's speed-up: the squared gradient norm against the number of nodes, at fixed data per
-node and fixed eps.
+"""Theorem 1's speed-up: squared gradient norm against the number of nodes, at fixed eps.
 
 The problem is smooth and not convex: logistic regression on synthetic examples of norm one (so that
 no gradient is ever clipped) with the public, non-convex regulariser `weight * sum w^2 / (1 + w^2)`.
@@ -66,9 +65,8 @@ def scaling(experiment: Experiment) -> list[Path]:
     page = experiment.write_page(
         "Theorem 1's speed-up with the number of nodes",
         f"{EXAMPLES} examples per node, {DIM} coordinates, verified eps {EPSILON} (delta "
-        f"{DELTA:g}), {STEPS} steps, expected batch "
-        f"{BATCH}, `{COMPRESSOR}` at the advised rate, directed exponential graph, learning rate "
-        f"{RATE_AT_ONE_NODE:g} sqrt(n).",
+        f"{DELTA:g}), {STEPS} steps, expected batch {BATCH}, `{COMPRESSOR}` at the advised rate, "
+        f"directed exponential graph, learning rate {RATE_AT_ONE_NODE:g} sqrt(n).",
         f"Slope {slope:.3f}, 95 % confidence interval {low:.3f} to {high:.3f}, which {verdict} "
         "the theorem's -1/2.",
         markdown(_means(rows, nodes), ["nodes", "squared_gradient_norm", "times_sqrt_n"]),
@@ -78,8 +76,7 @@ def scaling(experiment: Experiment) -> list[Path]:
 
 
 def mean_squared_gradient(num_nodes: int, seed: int) -> float:
-    """Train once and return the mean over the steps of |gradient of the average model on all
-    data|^2."""
+    """Train once; return the mean over steps of |gradient of the average model|^2."""
     inputs_NJD, signs_NJ = _examples(num_nodes, seed)
     topology, compressor = directed_exponential(num_nodes), parse_compressor(COMPRESSOR)
     algorithm = DPCSGP(
@@ -128,8 +125,7 @@ def fit_slope(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
 
 
 def _examples(num_nodes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw examples of norm one, and labels that a hidden direction gets right nine times in
-    ten."""
+    """Draw examples of norm one, and labels that a hidden direction gets right in 9 of 10."""
     with torch_seed(seed, "scaling"):
         hidden_D = torch.randn(DIM)
         inputs_NJD = torch.randn(num_nodes, EXAMPLES, DIM)
@@ -140,8 +136,7 @@ def _examples(num_nodes: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _slopes(models_ND: Tensor, inputs_NED: Tensor, signs_NE: Tensor) -> Tensor:
-    """Return the factor of each example's gradient: `d/ds log(1 + exp(-y s)) = -y sigmoid(-y
-    s)`."""
+    """Return the factor of each gradient: `d/ds log(1 + exp(-y s)) = -y sigmoid(-y s)`."""
     score_NE = torch.einsum("nd,ned->ne", models_ND, inputs_NED) * signs_NE
     return -signs_NE * torch.sigmoid(-score_NE)
 

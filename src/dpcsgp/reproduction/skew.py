@@ -1,5 +1,4 @@
-"""Where collaboration pays: from even data to two label shards per node, alone and together, at one
-verified eps."""
+"""Where collaboration pays: from even data to two labels per node, alone and together."""
 
 from __future__ import annotations
 
@@ -56,17 +55,15 @@ def skew(experiment: Experiment) -> list[Path]:
     )  # fmt: skip
     page = experiment.write_page(
         "Skewed data: where collaboration pays",
-        "MNIST, 784-128-10, 10 nodes, directed exponential graph, verified eps 0.5. *Two "
-        "shards*: sorted by label, two "
-        "pieces per node, so that a node sees about two of the ten digits. Test accuracy on all "
-        "ten.",
+        "MNIST, 784-128-10, 10 nodes, directed exponential graph, verified eps 0.5. *Two shards*: "
+        "sorted by label, two pieces per node, so that a node sees about two of the ten digits. "
+        "Test accuracy on all ten.",
         markdown(rows, columns),
         "![node mean and worst node](figure.png)",
         "`dp-sgd` holds all data in one place and is the same run in every row. *By examples*: a "
-        "node counts in proportion to its "
-        "declared number of examples (`algorithm.node_weights`). A Dirichlet split leaves some "
-        "nodes with few examples, whose noise "
-        "then drowns everybody's gradient if all count equally.",
+        "node counts in proportion to its declared number of examples (`algorithm.node_weights`). "
+        "A Dirichlet split leaves some nodes with few examples, whose noise then drowns "
+        "everybody's gradient if all count equally.",
     )
     return [*files, page]
 

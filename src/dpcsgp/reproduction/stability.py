@@ -1,5 +1,4 @@
-"""Which of the paper's compressors its gossip step can bear: predicted radius and what really
-happens, rate by rate."""
+"""Which compressors the paper's gossip step can bear: predicted radius and what happens."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ DIM, SMALL_DIM = 101_770, 4096
 
 
 def stability(experiment: Experiment) -> list[Path]:
-    """Compare predicted radius with noise-free gossip at the paper's rate 1 and at the advised
-    rate."""
+    """Compare predicted radius with noise-free gossip, at rate 1 and at the advised rate."""
     steps = 100 if experiment.quick else 400
     cases = [(graph, spec) for graph in GRAPHS for spec in COMPRESSORS]
     rows: list[dict[str, Any]] = []
@@ -54,12 +52,10 @@ def stability(experiment: Experiment) -> list[Path]:
     page = experiment.write_page(
         "Stability: the paper's gossip step with its own compressors",
         f"10 nodes, random models of {SMALL_DIM} coordinates, no noise, no gradients, {steps} "
-        "steps. *radius*: the square root of "
-        "the spectral radius of the second-moment operator, per step (`gsgd` with one norm: at "
-        "that dimension); above 1 the nodes "
-        "drift apart. *observed growth*: factor per step over the second half of one path. "
-        "`sign` has no radius: its error "
-        "depends on the shape of the residual.",
+        "steps. *radius*: the square root of the spectral radius of the second-moment operator, "
+        "per step (`gsgd` with one norm: at that dimension); above 1 the nodes drift apart. "
+        "*observed growth*: factor per step over the second half of one path. `sign` has no "
+        "radius: its error depends on the shape of the residual.",
         markdown(rows, columns),
         "![radius against mixing rate](figure.png)",
     )

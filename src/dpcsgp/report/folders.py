@@ -49,8 +49,7 @@ class RunResults:
         return np.array([as_number(row.get(key)) for row in self.rows])
 
     def per_node(self, key: str, pick: Callable[[Floats], float]) -> Floats:
-        """Return one number per row, picked from that row's list over nodes (nan where a value is
-        missing)."""
+        """Return one number per row, picked from its list over nodes (nan if missing)."""
         return np.array([pick(node_values(row, key)) for row in self.rows])
 
     @property
@@ -108,8 +107,7 @@ def read_many(folders: Sequence[Path]) -> list[RunResults]:
 
 
 def read_results(folder: Path, name: str) -> RunResults:
-    """Read one folder; a missing or damaged summary or list of rows is refused, the rest is
-    remarked on."""
+    """Read one folder; refuse a damaged summary or list of rows, remark on the rest."""
     if not folder.is_dir():
         raise DataError(
             f"{folder} is not a folder; give a results folder that `dpcsgp run --out` wrote"

@@ -1,11 +1,11 @@
-"""Time competing ways of doing one thing in turn, and state the outcome as ratios with their
-limits.
+"""Time competing ways of doing one thing in turn; state the outcome as ratios with limits.
 
 All ways are run once to warm up, then round after round in turn, so that whatever slows the machine
 down slows all of them. A ratio is the median over the rounds of (time of ours / time of the peer in
 the same round), with the quartiles as its spread. Both the wall clock and the processor time of
 this process are taken; on a machine that is busy with other work the processor time decides,
-because the wall clock then measures the others."""
+because the wall clock then measures the others.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Times:
 @final
 @dataclass(frozen=True)
 class Ratio:
-    """One line of the outcome: `value` = ours / peer in `what` (time, memory, growth), and the
-    limit it is held to.
+    """One line of the outcome: `value` = ours / peer, and the limit it is held to.
 
     `limit` None means that the line is for information; `at_least` turns the sense of the limit
-    round."""
+    round.
+    """
 
     group: str
     name: str
@@ -136,8 +136,7 @@ def compare(
     at_least: bool = False,
     note: str = "",
 ) -> Ratio:
-    """Divide our times by the peer's, or the peer's by ours where the limit is a speed-up
-    (`at_least`)."""
+    """Divide our times by the peer's, or the peer's by ours for a speed-up (`at_least`)."""
     over, under = (peer, name) if at_least else (name, peer)
     values = {each: _ratios(times[over], times[under], each) for each in ("wall", "cpu")}
     low, middle, high = _quartiles(values[clock])
