@@ -39,10 +39,16 @@ from pathlib import Path
 CANNOT = 3  # exit code: this machine does not let us make namespaces
 HOSTS = 3
 SETTINGS = [
-    "task.name=digits", "task.model=mlp:2048", f"graph.num_nodes={HOSTS}", "graph.name=directed_ring",
-    "algorithm.learning_rate=1", "algorithm.steps=20", "compression.spec=none", "privacy.expected_batch_size=64",
+    "task.name=digits",
+    "task.model=mlp:2048",
+    f"graph.num_nodes={HOSTS}",
+    "graph.name=directed_ring",
+    "algorithm.learning_rate=1",
+    "algorithm.steps=20",
+    "compression.spec=none",
+    "privacy.expected_batch_size=64",
     "privacy.epsilon=8",
-]  # fmt: skip
+]
 
 
 def ip(*words: str) -> None:

@@ -27,9 +27,17 @@ from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.training import Run
 
 Fault = Literal[
-    "noise", "clipping", "order", "rate", "double-rate", "reused-noise", "same-batch",
-    "mean-clipping", "drawn-size", "copied-noise",
-]  # fmt: skip
+    "noise",
+    "clipping",
+    "order",
+    "rate",
+    "double-rate",
+    "reused-noise",
+    "same-batch",
+    "mean-clipping",
+    "drawn-size",
+    "copied-noise",
+]
 
 FAULTS: Final[dict[str, str]] = {
     "noise": "a tenth of the noise",
@@ -124,6 +132,7 @@ class Faulty:
             return sum_ND
 
         grad_ND = self._mechanism.release(spoilt_sum, step, random, active)
+        # released * divisor = sum + noise; nodes that took no part have neither
         divisors_N1 = torch.tensor(self._mechanism.expected_batch_sizes)[:, None].clamp(min=1)
         idle_N = ~torch.tensor(active)
         sums[-1][idle_N] = 0
@@ -131,9 +140,13 @@ class Faulty:
         return (sums[-1] + noise_ND) / self.divisors(divisors_N1, sizes[-1][:, None])
 
     def batch(
-        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness,
+        self,
+        indices_NE: Tensor,
+        present_NE: Tensor,
+        step: int,
+        random: PrivateRandomness,
         active: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Return the batch that is used."""
         return indices_NE, present_NE
 
@@ -155,9 +168,13 @@ class Oversampled(Faulty):
         self._factor = factor
 
     def batch(
-        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness,
+        self,
+        indices_NE: Tensor,
+        present_NE: Tensor,
+        step: int,
+        random: PrivateRandomness,
         active: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Draw anew, at a larger rate."""
         totals = self._mechanism.num_examples
         present = np.zeros((len(totals), max(totals)), dtype=bool)
@@ -179,9 +196,13 @@ class SameBatch(Faulty):
     _first: tuple[Tensor, Tensor] | None = None
 
     def batch(
-        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness,
+        self,
+        indices_NE: Tensor,
+        present_NE: Tensor,
+        step: int,
+        random: PrivateRandomness,
         active: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Return the batch of the first step."""
         if self._first is None:
             self._first = indices_NE.clone(), present_NE.clone()

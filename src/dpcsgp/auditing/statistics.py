@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 def proportion(
     successes: int, trials: int, rate: float, level: float, cases: int = 1, fewer: bool = False
 ) -> Finding:
-    """Compare a count with Binomial(trials, rate), on both sides; deviations are shares of the rate.
+    """Compare a count with Binomial(trials, rate) on both sides; deviations are shares of the rate.
 
     `cases` is of how many like counts this one is the most extreme. The smallest fault is a rate
     that is too large, or too small if `fewer` (or if nothing is larger); infinite if not even
@@ -47,8 +47,7 @@ def proportion(
     p_value = min(1.0, 2 * cases * float(min(below, above)))
     tail = level / (2 * cases)
     low, high = int(binom.ppf(tail, trials, rate)), int(binom.isf(tail, trials, rate))
-    # Flagged are counts below `low` and above `high`; the rate that gives them with probability
-    # POWER:
+    # Flagged are counts below `low` and above `high`: which rate gives them with chance POWER?
     if fewer or high == trials:
         smallest = 1 - float(beta.ppf(1 - POWER, low, trials - low + 1)) / rate if low else math.inf
     else:
@@ -116,8 +115,7 @@ def from_correlation(seen: float, size: int, level: float, pairs: int = 1) -> Fi
     p_value = min(1.0, 2 * pairs * float(t.sf(strength, freedom)))
     critical = float(t.isf(level / (2 * pairs), freedom))
     least = critical / math.sqrt(freedom + critical**2)
-    # Fisher's transform: atanh(r) has standard deviation 1 / sqrt(size - 3) about atanh of the
-    # truth.
+    # Fisher: atanh(r) has standard deviation 1 / sqrt(size - 3) about atanh of the truth.
     smallest = math.tanh(math.atanh(least) + float(norm.ppf(POWER)) / math.sqrt(size - 3))
     return Finding(seen, p_value, smallest)
 

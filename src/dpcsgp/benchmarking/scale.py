@@ -70,16 +70,35 @@ def _ratios(points: Sequence[ScalePoint], clock: Clock) -> list[Ratio]:
     first, last = points[0], points[-1]
     values = {each: getattr(last, each) / getattr(first, each) for each in ("wall", "cpu")}
     growth = Ratio(
-        "scale", f"{last.num_nodes} nodes", f"{first.num_nodes} nodes", values[clock], values[clock], values[clock],
-        getattr(last, clock), getattr(first, clock), clock=clock, value_wall=values["wall"], value_cpu=values["cpu"],
-        limit=GROWTH_LIMIT, note="growth of the cost per node and step",
-    )  # fmt: skip
+        "scale",
+        f"{last.num_nodes} nodes",
+        f"{first.num_nodes} nodes",
+        values[clock],
+        values[clock],
+        values[clock],
+        getattr(last, clock),
+        getattr(first, clock),
+        clock=clock,
+        value_wall=values["wall"],
+        value_cpu=values["cpu"],
+        limit=GROWTH_LIMIT,
+        note="growth of the cost per node and step",
+    )
     share = last.peak / MEMORY_LIMIT
     note = f"peak memory; {last.matrices:.1f} tensors of N x D float32 beyond program and examples"
     memory = Ratio(
-        "scale", f"{last.num_nodes} nodes", "8 GB", share, share, share, last.peak, MEMORY_LIMIT,
-        unit="B", limit=1.0, note=note,
-    )  # fmt: skip
+        "scale",
+        f"{last.num_nodes} nodes",
+        "8 GB",
+        share,
+        share,
+        share,
+        last.peak,
+        MEMORY_LIMIT,
+        unit="B",
+        limit=1.0,
+        note=note,
+    )
     return [growth, memory]
 
 

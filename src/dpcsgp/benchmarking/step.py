@@ -124,7 +124,7 @@ def profile_steps(
     return [
         Hotspot(_label(*key), row[2] / steps, row[2] / total, row[1] / steps)
         for key, row in hottest
-    ]  # fmt: skip
+    ]
 
 
 def _label(file: str, line: int, function: str) -> str:
@@ -165,11 +165,18 @@ def benchmark_step(quick: bool = False) -> tuple[list[Ratio], list[Hotspot]]:
     times = {"whole private step": ours, "plain SGD": theirs}
     share = statistics.median(ledger) / ours.median("wall")
     written = Ratio(
-        "step", "ledger, on disk", "whole private step", share, min(ledger) / ours.median("wall"),
-        max(ledger) / ours.median("wall"), statistics.median(ledger), ours.median("wall"), limit=None if quick else 0.1,
+        "step",
+        "ledger, on disk",
+        "whole private step",
+        share,
+        min(ledger) / ours.median("wall"),
+        max(ledger) / ours.median("wall"),
+        statistics.median(ledger),
+        ours.median("wall"),
+        limit=None if quick else 0.1,
         note=f"{work.num_nodes} nodes: one record each, flushed to the disk; smallest and "
-             "largest in brackets",
-    )  # fmt: skip
+        "largest in brackets",
+    )
     note = f"{work.model}, {work.num_nodes} nodes x batch {work.batch_size}, {SPEC}, ledger on disk"
     ratios = [
         compare("step", times, "whole private step", "plain SGD", clock=clock, limit=1.6, note=note)

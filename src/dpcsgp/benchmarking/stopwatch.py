@@ -141,10 +141,21 @@ def compare(
     values = {each: _ratios(times[over], times[under], each) for each in ("wall", "cpu")}
     low, middle, high = _quartiles(values[clock])
     return Ratio(
-        group, name, peer, middle, low, high, times[name].median(clock), times[peer].median(clock),
-        clock=clock, value_wall=_quartiles(values["wall"])[1], value_cpu=_quartiles(values["cpu"])[1],
-        limit=limit, at_least=at_least, note=note,
-    )  # fmt: skip
+        group,
+        name,
+        peer,
+        middle,
+        low,
+        high,
+        times[name].median(clock),
+        times[peer].median(clock),
+        clock=clock,
+        value_wall=_quartiles(values["wall"])[1],
+        value_cpu=_quartiles(values["cpu"])[1],
+        limit=limit,
+        at_least=at_least,
+        note=note,
+    )
 
 
 def _ratios(over: Times, under: Times, clock: str) -> list[float]:

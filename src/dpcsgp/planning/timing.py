@@ -2,7 +2,7 @@
 
 The parts of a step are timed one by one, so that a handful of timings serves all plans: private
 gradients (linear in the batch size), one exchange for each way of exchanging, one evaluation, one
-snapshot, one entry of the ledger.
+checkpoint, one entry of the ledger.
 
 Legend: N nodes, E examples, D coordinates.
 """
@@ -23,15 +23,14 @@ from dpcsgp import training
 from dpcsgp.config import Config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import GaussianMechanism
+from dpcsgp.randomness import PublicRandomness
 from dpcsgp.runs.build import Data, build_run, new_run_id
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.tasks.downloads.catalogue import PUBLISHED
 
 _POOL: Final = 2000  # random examples per node; batches are drawn from them again and again
-_LONG_ENOUGH: Final = (
-    0.4  # seconds of one gradient step after which the batch is not enlarged further
-)
-_DIGITS_TEST: Final = 297
+_LONG_ENOUGH: Final = 0.4  # seconds of a gradient step after which the batch is not enlarged
+_DIGITS_TEST: Final = 297  # test examples of scikit-learn's digits
 
 
 @final
@@ -45,26 +44,28 @@ class StepTimes:
     fixed: float
     per_example: float
     evaluation: float
-    snapshot: float
+    checkpoint: float
     entry: float
 
     def seconds(self, config: Config, batch_size: int, exchange: float) -> float:
         """Predict the seconds of a whole run."""
         settings, run = config.algorithm, config.run
         step = self.fixed + self.per_example * batch_size + self.entry
+        # evaluations: at the start, at the end, and in between; a last checkpoint at the end
         rounds = settings.steps // settings.gossip_every + settings.polish_rounds
         evaluations = 2 + ((settings.steps - 1) // run.evaluate_every if run.evaluate_every else 0)
-        snapshots = 1 + (settings.steps // run.checkpoint_every if run.checkpoint_every else 0)
+        checkpoints = 1 + (settings.steps // run.checkpoint_every if run.checkpoint_every else 0)
         return (
             settings.steps * step
             + rounds * exchange
             + evaluations * self.evaluation
-            + snapshots * self.snapshot
+            + checkpoints * self.checkpoint
         )
 
 
 def time_parts(design: RunDesign) -> StepTimes:
     """Time everything but the exchange, on a real run over random examples."""
+    # the ledger, the metrics and the checkpoint go to a real disk, as in training
     with tempfile.TemporaryDirectory() as folder:
         run = build_run(
             design, _random_data(design), Simulator(design.topology), Path(folder), new_run_id()
@@ -79,7 +80,7 @@ def time_parts(design: RunDesign) -> StepTimes:
             fixed=fixed,
             per_example=per_example,
             evaluation=_time(lambda: training.record(run, progress), repeats=1),
-            snapshot=_time(lambda: training.save_checkpoint(run, progress), repeats=1),
+            checkpoint=_time(lambda: training.save_checkpoint(run, progress), repeats=1),
             entry=entry,
         )
 
@@ -87,7 +88,7 @@ def time_parts(design: RunDesign) -> StepTimes:
 def time_exchange(design: RunDesign) -> float:
     """Time one exchange of random models, all nodes in this process."""
     network = Simulator(design.topology)
-    public = training.PublicRandomness(design.config.run.seed, network.nodes)
+    public = PublicRandomness(design.config.run.seed, network.nodes)
     algorithm = design.algorithm
     start_ND = design.anchor_D.expand(len(network.nodes), -1).clone()
     state = algorithm.descend(
@@ -102,6 +103,7 @@ def state_bytes(design: RunDesign) -> int:
 
     State, momentum, gradients and the scratch of one exchange.
     """
+    # one row of every state tensor, and six more vectors per node
     state = design.algorithm.init(design.anchor_D[None], design.anchor_D)
     row = sum(value.nbytes for value in state if isinstance(value, Tensor) and value.ndim == 2)
     return design.topology.num_nodes * (row + 6 * design.anchor_D.nbytes)
@@ -128,12 +130,15 @@ def _time_gradients(run: training.Run, model_ND: Tensor) -> tuple[float, float]:
         times.append((size, _time_release(run, model_ND, size)))
         if times[-1][1] > _LONG_ENOUGH:
             break
+    # A line through the largest size and the one three doublings before: smaller sizes are mostly
+    # overhead, and noise of the clock could make their slope negative.
     (small, first), (large, last) = times[max(len(times) - 4, 0)], times[-1]
     slope = max((last - first) / (large - small), 0.0) if large > small else 0.0
     return max(last - slope * large, 0.0), slope
 
 
 def _time_release(run: training.Run, model_ND: Tensor, batch_size: int) -> float:
+    """Time the private gradients of all nodes at this batch size, noise included."""
     num_nodes = len(run.network.nodes)
     mechanism = GaussianMechanism(
         run.mechanism.clip_norm,
@@ -145,6 +150,7 @@ def _time_release(run: training.Run, model_ND: Tensor, batch_size: int) -> float
     release = replace(run, mechanism=mechanism)
 
     def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
+        # more examples are declared than the pool holds
         inputs, targets = release.task.examples(indices_NE % _POOL)
         if release.augment is not None:
             inputs = release.augment(inputs, release.private, 0)
@@ -167,6 +173,7 @@ def _random_data(design: RunDesign) -> Data:
     num_test = PUBLISHED[name].shapes.test_labels[0] if name in PUBLISHED else _DIGITS_TEST
     labels = torch.arange(pool * num_nodes) % facts.num_classes
     parts = [torch.arange(pool * node, pool * (node + 1)) for node in range(num_nodes)]
+    # evaluation takes as long as on the published test set
     test = (torch.rand(num_test, *facts.input_shape), torch.arange(num_test) % facts.num_classes)
     return Data(torch.rand(len(labels), *facts.input_shape), labels, parts, test, facts)
 

@@ -48,4 +48,5 @@ def growth_per_step(values: list[float]) -> float:
     """Return the factor per step over the second half of the path; infinity-proof."""
     kept = [value for value in values if 1e-12 < value < TOO_FAR]
     half = kept[len(kept) // 2 :]
+    # values near zero are rounding errors, beyond the bound they are cut off
     return (half[-1] / half[0]) ** (1 / max(len(half) - 1, 1)) if len(half) > 1 else math.nan

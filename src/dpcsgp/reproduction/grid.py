@@ -50,17 +50,10 @@ class Cell:
     def folder(self, root: Path) -> Path:
         """Return where this run lives: readable, and one per setting."""
         config = self.config
-        words = (
-            config.task.name,
-            config.algorithm.name,
-            config.compression.spec,
-            str(config.privacy.seed),
-        )
-        return (
-            root
-            / "runs"
-            / f"{re.sub('[^a-z0-9.]+', '-', '-'.join(words))}-{config.fingerprint()[:12]}"
-        )
+        method, spec = config.algorithm.name, config.compression.spec
+        words = "-".join((config.task.name, method, spec, str(config.privacy.seed)))
+        readable = re.sub("[^a-z0-9.]+", "-", words)
+        return root / "runs" / f"{readable}-{config.fingerprint()[:12]}"
 
 
 @final
@@ -78,14 +71,15 @@ def run_grid(
     cells: Sequence[Cell], root: Path, show: Show, processes: int | None = None
 ) -> list[Done]:
     """Run what is not done yet and return all, in the order of the cells."""
+    # cells with the same settings share a folder and are run once
     waiting = {cell.folder(root): cell for cell in cells if not is_done(cell.folder(root))}
     total = len({cell.folder(root) for cell in cells})
     done = total - len(waiting)
     if waiting:
         show("", done, total)
         processes = min(processes or os.cpu_count() or 1, len(waiting))
-        # Fresh processes: forked ones would inherit torch's threads in an unknown state.
         threads = max(1, (os.cpu_count() or 1) // processes)
+        # Fresh processes: forked ones would inherit torch's threads in an unknown state.
         pool = ProcessPoolExecutor(
             processes, multiprocessing.get_context("spawn"), _prepare, (os.getpid(), threads)
         )
@@ -102,7 +96,7 @@ def run_grid(
                 show(futures[future].name, done, total)
             if failures:
                 raise failures[0]
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the runs under way have written a checkpoint
             raise GridInterruptedError(
                 f"interrupted: {done} of {total} runs are done; the same command continues"
             ) from None
@@ -114,11 +108,10 @@ def run_grid(
 def is_done(folder: Path) -> bool:
     """Say whether a run has ended in its own right (completed, budget spent, or diverged)."""
     try:
-        return not json.loads((folder / "summary.json").read_text())["stopped_because"].startswith(
-            "interrupted"
-        )
+        ending = json.loads((folder / "summary.json").read_text())["stopped_because"]
     except (OSError, ValueError, KeyError):
         return False
+    return not ending.startswith("interrupted")
 
 
 def read_done(cell: Cell, root: Path) -> Done:
@@ -136,9 +129,8 @@ def run_cell(cell: Cell, path: Path) -> bool:
     from dpcsgp.runtime.signals import StopSignal
 
     config, resume = cell.config, (path / "config.toml").exists()
-    with (
-        StopSignal() as stop
-    ):  # Ctrl-C reaches all processes: each ends its step and writes a checkpoint
+    # Ctrl-C reaches all processes: each ends its step and writes a checkpoint
+    with StopSignal() as stop:
         data = _data(config)
         design = design_run(config, data.facts, cell.allow_divergence or resume)
         folder = ResultsFolder.reopen(path)[0] if resume else ResultsFolder.create(path, config)
@@ -166,6 +158,7 @@ def _prepare(parent: int, num_threads: int) -> None:
 
 @lru_cache(maxsize=2)
 def _data_of(key: str, config_json: str) -> Any:
+    """Load the data; configurations as text, because only hashable arguments can be cached."""
     from dpcsgp.runs.build import load_builtin_data
 
     return load_builtin_data(Config.model_validate_json(config_json))
@@ -173,17 +166,24 @@ def _data_of(key: str, config_json: str) -> Any:
 
 def _data(config: Config) -> Any:
     """Load data once per process for all runs that deal the same examples to the same nodes."""
+    # everything that loading looks at must be part of the key: seed, test set, central or not
     relevant = config.model_copy(
         update={"privacy": Config().privacy, "compression": Config().compression}
     )
-    key = json.dumps([
-        config.task.model_dump(exclude={"model"}), config.graph.num_nodes, config.run.seed, config.run.test_examples,
-        config.algorithm.name == "dp-sgd",
-    ])  # fmt: skip
+    key = json.dumps(
+        [
+            config.task.model_dump(exclude={"model"}),
+            config.graph.num_nodes,
+            config.run.seed,
+            config.run.test_examples,
+            config.algorithm.name == "dp-sgd",
+        ]
+    )
     return _data_of(key, relevant.model_dump_json())
 
 
 def _collect(future: Future[bool], folder: Path) -> int:
+    """Return 1 for a run that ended; errors name its folder."""
     try:
         ended = future.result()
     except DpcsgpError as error:

@@ -13,6 +13,7 @@ import numpy as np
 from dpcsgp.report import Curve, accuracy_panels, save_figure, write_csv
 from dpcsgp.reproduction.grid import Done
 
+SCORES = ("accuracy_node_mean", "accuracy_node_min")  # columns that every table shows
 TOO_FAR_APART = 1e6  # models of norm below a hundred cannot be that far from one another
 MEASURES: Mapping[str, Callable[[Done], float]] = {
     "accuracy_node_mean": lambda done: as_float(done.summary["accuracy_node_mean"]),
@@ -32,15 +33,15 @@ def as_float(value: Any) -> float:
 
 def table(runs: Sequence[Done]) -> list[dict[str, Any]]:
     """Return one row per tag set: tags, mean and spread over repeats, how many diverged."""
+    # repeats of a cell have the same tags and different seeds
     groups: dict[tuple[tuple[str, Any], ...], list[Done]] = {}
     for run in runs:
         groups.setdefault(tuple(run.tags.items()), []).append(run)
     rows = []
     for tags, members in groups.items():
-        row: dict[str, Any] = dict(tags) | {
-            "repeats": len(members),
-            "steps": members[0].summary["steps"],
-        }
+        row: dict[str, Any] = dict(tags)
+        row |= {"repeats": len(members), "steps": members[0].summary["steps"]}
+        # a diverged repeat counts: its infinity or nan shows in the mean
         for name, read in MEASURES.items():
             values = [read(run) for run in members]
             row[name] = statistics.fmean(values)
@@ -59,14 +60,7 @@ def has_diverged(run: Done) -> bool:
 
 def raw_rows(runs: Sequence[Done]) -> list[dict[str, Any]]:
     """Return every evaluation of every run, for the CSV."""
-    keys = (
-        "step",
-        "bytes_per_edge",
-        "accuracy_node_mean",
-        "accuracy_node_min",
-        "accuracy_average_model",
-        "disagreement",
-    )
+    keys = ("step", "bytes_per_edge", *SCORES, "accuracy_average_model", "disagreement")
     return [
         dict(run.tags)
         | {"seed": seed_of(run), "final": bool(row.get("final"))}
@@ -79,7 +73,7 @@ def raw_rows(runs: Sequence[Done]) -> list[dict[str, Any]]:
 
 def seed_of(run: Done) -> int:
     """Return the seed of a run, as its folder says."""
-    return int(run.folder.name.split("-")[-2])
+    return int(run.folder.name.split("-")[-2])  # the last part is the fingerprint
 
 
 def curves(runs: Sequence[Done], label: str, measure: str = "accuracy_node_mean") -> list[Curve]:
@@ -89,6 +83,7 @@ def curves(runs: Sequence[Done], label: str, measure: str = "accuracy_node_mean"
         groups.setdefault(str(run.tags[label]), []).append(run)
     found = []
     for name, members in groups.items():
+        # a repeat that diverged ends early; all send the same bytes up to there
         shortest = min(len(run.rows) for run in members)
         bits = [8e-6 * row["bytes_per_edge"] for row in members[0].rows[:shortest]]
         values = [

@@ -12,13 +12,11 @@ from pathlib import Path
 
 from dpcsgp.reproduction.experiment import Experiment, cell
 from dpcsgp.reproduction.grid import Cell, Done
-from dpcsgp.reproduction.outcome import as_float, markdown, table, write_outcome
+from dpcsgp.reproduction.outcome import SCORES, as_float, markdown, table, write_outcome
 
 PRINTED, SHOULD_BE = "as printed", "as it should be"
-COLUMNS = (
-    "view", "epsilon", "method", "accuracy_node_mean", "accuracy_node_min", "accuracy_average_model", "bytes_per_edge",
-    "epsilon_verified", "diverged", "repeats",
-)  # fmt: skip
+COSTS = ("bytes_per_edge", "epsilon_verified", "diverged", "repeats")
+COLUMNS = ("view", "epsilon", "method", *SCORES, "accuracy_average_model", *COSTS)
 # Alone, a node's noise is not averaged away and wants a smaller step.
 LOCAL = ("algorithm.name=local", "algorithm.learning_rate=2.0", "algorithm.polish_rounds=0")
 QUICK_TEST_EXAMPLES = 500
@@ -92,11 +90,18 @@ def _write_view(out: Path, runs: Sequence[Done], view: str) -> list[Path]:
 
 def _as_printed(epsilon: float, compressors: Sequence[str], steps: int) -> list[Cell]:
     base = (
-        f"privacy.epsilon={epsilon}", "privacy.noise=paper", "privacy.clip_norm=0.5", "privacy.expected_batch_size=1",
-        "algorithm.learning_rate=0.01", "algorithm.learning_rate_decay=1", "algorithm.momentum=0",
-        "algorithm.polish_rounds=0", f"algorithm.steps={steps}", f"run.evaluate_every={steps // 10}",
+        f"privacy.epsilon={epsilon}",
+        "privacy.noise=paper",
+        "privacy.clip_norm=0.5",
+        "privacy.expected_batch_size=1",
+        "algorithm.learning_rate=0.01",
+        "algorithm.learning_rate_decay=1",
+        "algorithm.momentum=0",
+        "algorithm.polish_rounds=0",
+        f"algorithm.steps={steps}",
+        f"run.evaluate_every={steps // 10}",
         f"run.checkpoint_every={steps // 4}",
-    )  # fmt: skip
+    )
     methods = {"dp2sgd, exact": ("algorithm.name=dp2sgd",)}
     methods |= {
         spec: (f"compression.spec={spec}", "algorithm.mixing_rate=1.0") for spec in compressors
@@ -133,10 +138,15 @@ def _cifar(experiment: Experiment, compressors: Sequence[str]) -> list[Path]:
     """Run the second view only: one example per step would take months on a processor."""
     steps, batch, epsilons = (20, 64, (10.0,)) if experiment.quick else (200, 500, (10.0, 3.0, 1.0))
     base = (
-        *CIFAR, "privacy.clip_norm=1.5", "algorithm.learning_rate=0.3", f"algorithm.steps={steps}",
-        f"privacy.expected_batch_size={batch}", f"run.evaluate_every={steps // (1 if experiment.quick else 10)}", "run.checkpoint_every=10",
+        *CIFAR,
+        "privacy.clip_norm=1.5",
+        "algorithm.learning_rate=0.3",
+        f"algorithm.steps={steps}",
+        f"privacy.expected_batch_size={batch}",
+        f"run.evaluate_every={steps // (1 if experiment.quick else 10)}",
+        "run.checkpoint_every=10",
         f"run.test_examples={QUICK_TEST_EXAMPLES if experiment.quick else 0}",
-    )  # fmt: skip
+    )
     cells = []
     for epsilon in epsilons:
         methods = {"dp2sgd, exact": (*base, f"privacy.epsilon={epsilon}", "algorithm.name=dp2sgd")}

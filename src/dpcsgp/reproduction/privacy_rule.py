@@ -32,10 +32,14 @@ def privacy(experiment: Experiment) -> list[Path]:
             )
             rows.append(
                 {
-                    "claimed_eps": claimed, "steps": count, "noise_multiplier": multiplier, "verified_eps": verified,
-                    "needed_multiplier": needed, "needed_c2": needed / multiplier,
+                    "claimed_eps": claimed,
+                    "steps": count,
+                    "noise_multiplier": multiplier,
+                    "verified_eps": verified,
+                    "needed_multiplier": needed,
+                    "needed_c2": needed / multiplier,
                 }
-            )  # fmt: skip
+            )
     experiment.show("done", total, total)
     return [
         write_csv(experiment.out / "table.csv", rows),
@@ -64,17 +68,7 @@ def _page(experiment: Experiment, rows: list[dict[str, float]]) -> Path:
         "The paper's noise rule, verified",
         f"J = {EXAMPLES} examples, one example per step (Poisson, rate 1/J), delta = {DELTA:g}, "
         "add or remove one example.",
-        markdown(
-            rows,
-            [
-                "claimed_eps",
-                "steps",
-                "noise_multiplier",
-                "verified_eps",
-                "needed_multiplier",
-                "needed_c2",
-            ],
-        ),
+        markdown(rows, list(rows[0])),
         "`needed_c2` is the constant with which the rule would have given the claimed eps. "
         "Proposition 1 holds only for `eps < c1 T / J^2`, that is for millions of steps here.",
         "![verified over claimed](figure.png)",

@@ -30,8 +30,17 @@ GRAPHS: Mapping[str, Topology] = {
     "random digraph, p = 0.2": random_digraph(10, 0.2, 0),
 }
 COMPRESSORS = (
-    "rand:0.9", "rand:0.75", "rand:0.5", "rand:0.1", "gsgd:16", "gsgd:8", "gsgd:8/512", "gsgd:4/64", "rot:1", "sign:512",
-)  # fmt: skip
+    "rand:0.9",
+    "rand:0.75",
+    "rand:0.5",
+    "rand:0.1",
+    "gsgd:16",
+    "gsgd:8",
+    "gsgd:8/512",
+    "gsgd:4/64",
+    "rot:1",
+    "sign:512",
+)
 DIM, SMALL_DIM = 101_770, 4096
 
 
@@ -75,15 +84,19 @@ def _rows(graph: str, spec: str, steps: int) -> list[dict[str, Any]]:
         radius = mixing_radius(topology, compressor, rate, SMALL_DIM)
         rows.append(
             {
-                "graph": graph, "compressor": spec, "rate": f"{rate:.3f}" if name == "advised" else name,
-                "radius": radius, "observed_growth": growth_per_step(path),
+                "graph": graph,
+                "compressor": spec,
+                "rate": f"{rate:.3f}" if name == "advised" else name,
+                "radius": radius,
+                "observed_growth": growth_per_step(path),
                 "ends": "diverged" if math.isinf(path[-1]) else f"{path[-1]:.1e}",
             }
-        )  # fmt: skip
+        )
     return rows
 
 
 def _figure() -> Any:
+    # radii far above 1 are cut off: the figure is about which side of 1 they are on
     rates = np.geomspace(0.02, 1, 25)
     panels = {}
     for graph, topology in GRAPHS.items():
