@@ -26,11 +26,10 @@ def benchmark_mixing(quick: bool = False) -> list[Ratio]:
 def _at(num_nodes: int, dim: int, *, clock: Clock, rounds: int) -> list[Ratio]:
     topology = directed_exponential(num_nodes)
     mixer = Mixer(topology, range(num_nodes))
-    values_ND, onto_ND = (
-        torch.randn(num_nodes, dim),
-        torch.zeros(num_nodes, dim, dtype=torch.float64),
-    )
+    values_ND = torch.randn(num_nodes, dim)
+    onto_ND = torch.zeros(num_nodes, dim, dtype=torch.float64)
     weights_NN, wide_ND = torch.tensor(topology.weights), values_ND.double()
+    # the least that any mixing must read: one vector per edge, the own one included
     senders = [sender for node in range(num_nodes) for sender in topology.senders_to(node)]
     row_D = torch.empty(dim)
 

@@ -13,14 +13,10 @@ from dpcsgp.errors import DpcsgpError
 
 def peak_bytes() -> int:
     """Return the largest resident size of this process so far."""
-    if (
-        sys.platform == "linux"
-    ):  # getrusage would start from the size of the process that started this one
-        line = next(
-            line
-            for line in Path("/proc/self/status").read_text().splitlines()
-            if line.startswith("VmHWM")
-        )
+    # On Linux, getrusage would start from the size of the process that started this one.
+    if sys.platform == "linux":
+        status = Path("/proc/self/status").read_text().splitlines()
+        line = next(line for line in status if line.startswith("VmHWM"))
         return 1024 * int(line.split()[1])
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024

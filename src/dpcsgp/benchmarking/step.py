@@ -34,9 +34,8 @@ from dpcsgp.training import Progress, Run, Schedule, train
 
 DEMO: Final = Workload("mlp:128", (784,), num_nodes=10, batch_size=2048, examples_per_node=6000)
 SPEC: Final = "rot:1"
-MIXING_RATE: Final = (
-    0.467  # near the best for rot:1 on exponential graphs; the rate does not change the cost
-)
+# near the best for rot:1 on exponential graphs; the rate does not change the cost
+MIXING_RATE: Final = 0.467
 
 
 @final
@@ -118,6 +117,7 @@ def profile_steps(
 
     with training_run(work, steps + 1, momentum) as run:
         time_steps(run, around)
+    # (file, line, function) -> (primitive calls, calls, own seconds, total seconds, callers)
     rows: dict[Any, Any] = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
     total = sum(row[2] for row in rows.values())
     hottest = sorted(rows.items(), key=lambda item: item[1][2], reverse=True)[:top]
@@ -151,9 +151,10 @@ def benchmark_step(quick: bool = False) -> tuple[list[Ratio], list[Hotspot]]:
     work, rounds = (TINY, 2) if quick else (DEMO, 8)
     clock = deciding_clock()
     plain = work.plain()
-    plain()
+    plain()  # warm up
     peers: list[Times] = []
 
+    # after every step but the first one gradient of the peer, so that both meet the same machine
     def around(step: int, starts: bool) -> None:
         if step > 0 and not starts:
             peers.append(measure({"plain SGD": plain}, rounds=1, warm_up=0)["plain SGD"])
@@ -163,16 +164,17 @@ def benchmark_step(quick: bool = False) -> tuple[list[Ratio], list[Hotspot]]:
         ledger = _time_ledger(run, 2 * rounds)
     theirs = Times(tuple(t.wall[0] for t in peers), tuple(t.cpu[0] for t in peers))
     times = {"whole private step": ours, "plain SGD": theirs}
-    share = statistics.median(ledger) / ours.median("wall")
+    # the ledger waits for the disk, not for the processor: by the wall clock
+    whole, middle = ours.median("wall"), statistics.median(ledger)
     written = Ratio(
-        "step",
-        "ledger, on disk",
-        "whole private step",
-        share,
-        min(ledger) / ours.median("wall"),
-        max(ledger) / ours.median("wall"),
-        statistics.median(ledger),
-        ours.median("wall"),
+        group="step",
+        name="ledger, on disk",
+        peer="whole private step",
+        value=middle / whole,
+        low=min(ledger) / whole,
+        high=max(ledger) / whole,
+        ours=middle,
+        peers=whole,
         limit=None if quick else 0.1,
         note=f"{work.num_nodes} nodes: one record each, flushed to the disk; smallest and "
         "largest in brackets",

@@ -56,10 +56,8 @@ class Workload:
 
         The noise is the secure one, or torch's.
         """
-        engine, layout = (
-            clipping_engine(self.module, self.task.loss),
-            ParameterLayout.of(self.module),
-        )
+        engine = clipping_engine(self.module, self.task.loss)
+        layout = ParameterLayout.of(self.module)
         models_ND = layout.flatten(self.module).expand(self.num_nodes, -1).contiguous()
         nodes = range(self.num_nodes)
         mechanism = self.mechanism(NOISE if secure else 0.0)
@@ -70,16 +68,14 @@ class Workload:
             sum_ND = engine.clipped_sum(
                 models_ND, *self.task.examples(indices_NE), present_NE, CLIP_NORM, shape
             )
-            return (
-                sum_ND
-                if secure
-                else sum_ND.add_(torch.randn(sum_ND.shape), alpha=NOISE * CLIP_NORM)
-            )
+            if secure:  # the mechanism adds its own noise
+                return sum_ND
+            return sum_ND.add_(torch.randn(sum_ND.shape), alpha=NOISE * CLIP_NORM)
 
         return lambda: mechanism.release(clipped_sum, next(steps), random, [True] * self.num_nodes)
 
     def mechanism(self, noise_multiplier: float) -> GaussianMechanism:
-        """Return the mechanism of these nodes; batches are full where there are no more examples."""
+        """Return the mechanism of these nodes; batches are full if they have no more examples."""
         times = self.num_nodes
         sizes = (self.batch_size,) * times, (self.examples_per_node,) * times
         return GaussianMechanism(CLIP_NORM, (noise_multiplier,) * times, *sizes)
@@ -109,10 +105,8 @@ class Workload:
         return gradients
 
     def _batch(self, node: int) -> tuple[Tensor, Tensor]:
-        chosen = (
-            torch.randint(self.examples_per_node, (self.batch_size,))
-            + node * self.examples_per_node
-        )
+        first = node * self.examples_per_node
+        chosen = torch.randint(self.examples_per_node, (self.batch_size,)) + first
         return self.task.inputs[chosen], self.task.labels[chosen]
 
 

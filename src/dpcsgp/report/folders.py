@@ -88,11 +88,9 @@ def lower_is_better(metric: str) -> bool:
 def node_values(row: dict[str, Any], key: str) -> Floats:
     """Return a row's list over nodes; a missing list reads as one nan."""
     values = row.get(key)
-    return np.array(
-        [as_number(value) for value in values]
-        if isinstance(values, list) and values
-        else [math.nan]
-    )
+    if not isinstance(values, list) or not values:
+        return np.array([math.nan])
+    return np.array([as_number(value) for value in values])
 
 
 def worst(metric: str, values: Floats) -> float:
@@ -144,13 +142,13 @@ def _read_summary(folder: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(summary, dict) or not isinstance(summary.get("algorithm"), str):
         raise DataError(
-            f"{path} is no summary of a run (no algorithm in it); repeat the run or restore the "
-            "file"
+            f"{path} is no summary of a run (no algorithm in it); "
+            "repeat the run or restore the file"
         )
     if not isinstance(summary.get("private"), bool):
         raise DataError(
-            f"{path}: private = {summary.get('private')!r}, expected true or false; restore the "
-            "file"
+            f"{path}: private = {summary.get('private')!r}, expected true or false; "
+            "restore the file"
         )
     return summary
 
@@ -159,7 +157,10 @@ def _remedy(folder: Path) -> str:
     """Guess what the caller meant by a folder without summary."""
     inside = sorted(path.parent.name for path in folder.glob("*/summary.json"))
     if inside:
-        return f"the folder holds {len(inside)} runs of its own: name them, for example `dpcsgp report {folder}/*`"
+        return (
+            f"the folder holds {len(inside)} runs of its own: name them, for example "
+            f"`dpcsgp report {folder}/*`"
+        )
     if (folder / "config.toml").exists():
         return f"the run has not ended: finish it with `dpcsgp run --resume --out {folder}`"
     return "give a results folder that `dpcsgp run --out` wrote"
@@ -191,11 +192,10 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], str]:
         return {}, "config.toml is missing or damaged, so the settings are unknown."
     flat: dict[str, Any] = {}
     for section, table in sections.items():
-        flat |= (
-            {f"{section}.{key}": value for key, value in table.items()}
-            if isinstance(table, dict)
-            else {section: table}
-        )
+        if isinstance(table, dict):
+            flat |= {f"{section}.{key}": value for key, value in table.items()}
+        else:
+            flat[section] = table
     return flat, ""
 
 

@@ -55,28 +55,11 @@ Spell = Callable[[float], str]
 def comparison(runs: Sequence[RunResults], metric: str) -> Table:
     """Put the runs side by side."""
     name = metric.replace("_", " ").capitalize()
-    columns = (
-        "Run",
-        "Method",
-        "Compression",
-        f"{name}, node mean",
-        "Worst node",
-        "Average model",
-        "Verified ε",
-    )
-    columns += (
-        "Claimed ε",
-        "MB per edge",
-        "Private",
-        "Steps",
-        "MB per node",
-        "Paper's Mbit per edge",
-        "Disagreement",
-    )
-    columns += ("Time", "Graph", "Ended")
-    return Table(
-        columns, tuple(_comparison_row(index, run, metric) for index, run in enumerate(runs))
-    )
+    columns = ("Run", "Method", "Compression", f"{name}, node mean", "Worst node", "Average model")
+    columns += ("Verified ε", "Claimed ε", "MB per edge", "Private", "Steps", "MB per node")
+    columns += ("Paper's Mbit per edge", "Disagreement", "Time", "Graph", "Ended")
+    rows = tuple(_comparison_row(index, run, metric) for index, run in enumerate(runs))
+    return Table(columns, rows)
 
 
 def _comparison_row(index: int, run: RunResults, metric: str) -> tuple[TableCell, ...]:
@@ -87,6 +70,7 @@ def _comparison_row(index: int, run: RunResults, metric: str) -> tuple[TableCell
     def scored(value: float) -> TableCell:
         return TableCell.of(value, score(metric, value))
 
+    # in the order of the columns above
     private = run.summary["private"]
     return (
         TableCell(f"{index + 1} · {run.name}", index + 1.0),
@@ -125,14 +109,10 @@ def worst_score(run: RunResults, metric: str) -> float:
 
 def account(run: RunResults, metric: str) -> Table:
     """Return what each node released, spent, sent and reached at the end."""
-    columns = (
-        "Node",
-        "Releases",
-        "Verified ε",
-        "Noise multiplier",
-        "Sent",
-        metric.replace("_", " ").capitalize(),
-    )
+    name = metric.replace("_", " ").capitalize()
+    columns = ("Node", "Releases", "Verified ε", "Noise multiplier", "Sent", name)
+    # The summary lists all nodes; a process that hosts some evaluates only those, which the last
+    # row names.
     nodes = run.last.get("nodes")
     spent = run.last.get("epsilon_nodes")
     lists = [

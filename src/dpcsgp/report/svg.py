@@ -28,9 +28,11 @@ def inline_svg(figure: Figure, key: str, description: str) -> str:
     # Metadata only name the drawing program, and the style element would reach the whole page.
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    # the page shows and hides a run by its class; all other ids must be unique on the page
     text = re.sub(r' id="(run-\d+)"', r' class="\1"', text)
     text = re.sub(r' id="([^"]+)"', rf' id="{key}-\1"', text)
     text = re.sub(r"url\(#|xlink:href=\"#", lambda found: f"{found.group()}{key}-", text)
+    # stand-ins become the page's colours, so that dark mode works
     for colour, style in STYLE_COLOURS.items():
         text = text.replace(colour, style)
     viewbox = re.search(r'viewBox="[^"]+"', text)
