@@ -1,5 +1,4 @@
-"""Benchmarks run on tiny sizes and state consistent outcomes; how fast anything is, is not tested
-here."""
+"""Benchmarks run on tiny sizes and state consistent outcomes; speed is not tested here."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def test_scale_measures_each_size_in_its_own_process_and_draws(
     figure = tmp_path / "scale.png"
     monkeypatch.setattr(
         sys, "argv", ["dpcsgp", "benchmark", "scale", "--quick", "--json", "--figure", str(figure)]
-    )  # fmt: skip
+    )
     with pytest.raises(SystemExit) as ended:
         app()
     assert not ended.value.code

@@ -1,5 +1,4 @@
-"""The page: tells what the files say, warns where a number must not be believed, and asks nothing
-of the outside."""
+"""The page: tells what the files say, and warns where a number must not be believed."""
 
 from __future__ import annotations
 
