@@ -71,6 +71,7 @@ def _against_opacus(
             OURS: work.private(secure=True),
             TORCH_NOISE: work.private(secure=False),
         }
+        # each peer in a process of its own, which waits while others are timed
         for mode, label in MODES.items():
             peer = stack.enter_context(Peer(name, mode))
             try:

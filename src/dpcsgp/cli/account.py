@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 DEFAULT_DELTA = 1e-4
 
 
+Ledgers = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Ledger files or results folders.", metavar="[LEDGER_OR_FOLDER]..."),
+]
+Delta = Annotated[float | None, typer.Option(help="Default: the ledgers' own, else 1e-4.")]
+Noise = Annotated[float | None, typer.Option(help="Noise on the sum / clip norm.")]
+Wanted = Annotated[
+    float | None, typer.Option(help="Print the noise multiplier that gives this eps.")
+]
+Rate = Annotated[str | None, typer.Option(help="Batch size / examples: 0.01 or 2048/6000.")]
+
+
 def account(
-    ledgers: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Ledger files or results folders.", metavar="[LEDGER_OR_FOLDER]..."),
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Default: the ledgers' own, else 1e-4.")
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise on the sum / clip norm.")
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Print the noise multiplier that gives this eps.")
-    ] = None,
-    sampling_rate: Annotated[
-        str | None, typer.Option(help="Batch size / examples: 0.01 or 2048/6000.")
-    ] = None,
+    ledgers: Ledgers = None,
+    delta: Delta = None,
+    noise_multiplier: Noise = None,
+    epsilon: Wanted = None,
+    sampling_rate: Rate = None,
     steps: Annotated[int | None, typer.Option(help="Number of releases.")] = None,
     sampling: Annotated[str, typer.Option(help="poisson or uniform.")] = "poisson",
     paper: Annotated[
@@ -72,26 +73,15 @@ def account(
         "--steps": steps,
         "--num-examples": num_examples,
     }
-    if ledgers:
-        extra = [name for name, value in planned.items() if value is not None] + ["--paper"] * paper
-        if extra:
-            raise ConfigError(
-                f"{extra[0]}: not used with ledgers, which hold it; leave it out or leave out "
-                "the ledgers"
-            )
-        answer = _of_ledgers(ledgers, delta, expected_heads(expect_head))
-    elif expect_head:
+    if expect_head and not ledgers:
         raise ConfigError(
             "--expect-head: give the ledgers that must contain it, such as runs/first"
         )
+    if ledgers:
+        _refuse([name for name, value in planned.items() if value is not None], paper)
+        answer = _of_ledgers(ledgers, delta, expected_heads(expect_head))
     elif paper:
-        _require(planned, "--epsilon", "--num-examples", "--steps", "--paper")
-        assert epsilon is not None
-        assert num_examples is not None
-        assert steps is not None
-        answer = _of_paper(
-            epsilon, DEFAULT_DELTA if delta is None else delta, steps, num_examples, c2, sampling
-        )
+        answer = _of_paper(planned, DEFAULT_DELTA if delta is None else delta, c2, sampling)
     else:
         answer = _of_plan(planned, DEFAULT_DELTA if delta is None else delta, sampling)
     if as_json:
@@ -100,7 +90,18 @@ def account(
         _print(answer)
 
 
+def _refuse(given: Sequence[str], paper: bool) -> None:
+    """Refuse options about planned releases beside ledgers of real ones."""
+    extra = [*given, *["--paper"] * paper]
+    if extra:
+        raise ConfigError(
+            f"{extra[0]}: not used with ledgers, which hold it; leave it out or leave out the "
+            "ledgers"
+        )
+
+
 def _require(planned: dict[str, Any], *names: str) -> None:
+    """Refuse a plan without the options that are named; the last name is the reason."""
     *needed, reason = names
     missing = [name for name in needed if planned[name] is None]
     if missing:
@@ -118,6 +119,7 @@ def _of_ledgers(
 
     ledgers = read_ledgers(paths, heads)
     delta = common_delta(delta, [ledger.header for ledger in ledgers])
+    # all releases of a node add up, whichever run they belong to
     nodes = []
     for node, releases in releases_by_node(ledgers).items():
         own = [ledger for ledger in ledgers if ledger.header.node == node]
@@ -166,6 +168,7 @@ def _fork_notes(ledgers: list[LedgerContents]) -> list[str]:
         for ledger in ledgers
         for fork in ledger.forks
     ]
+    # two ledgers of one run and node that share no line: the run was started twice
     first: dict[tuple[str, int], LedgerContents] = {}
     for ledger in ledgers:
         other = first.setdefault((ledger.header.run_id, ledger.header.node), ledger)
@@ -203,12 +206,13 @@ def _of_plan(planned: dict[str, Any], delta: float, sampling: str) -> dict[str, 
     }
 
 
-def _of_paper(
-    claimed: float, delta: float, steps: int, num_examples: int, c2: float, sampling: str
-) -> dict[str, Any]:
+def _of_paper(planned: dict[str, Any], delta: float, c2: float, sampling: str) -> dict[str, Any]:
     """Set the eps that Proposition 1 names beside what its noise gives and the noise it takes."""
     from dpcsgp.privacy import accounting
 
+    _require(planned, "--epsilon", "--num-examples", "--steps", "--paper")
+    claimed, num_examples = planned["--epsilon"], planned["--num-examples"]
+    steps = planned["--steps"]
     # the proposition draws one example per step
     plan: dict[str, Any] = {
         "sampling_rate": 1 / num_examples if num_examples > 0 else 0.0,

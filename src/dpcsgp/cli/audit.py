@@ -106,6 +106,7 @@ def _all_clear(result: Audit) -> str:
 
 
 def _print_stream(console: Console, result: Audit) -> None:
+    """Print what was promised, what the attacker found, and what these trials could have shown."""
     from rich.table import Table
 
     from dpcsgp.auditing import FAULTS
@@ -149,6 +150,7 @@ def _stream_verdict(result: Audit) -> str:
 
 
 def _print_mechanism(console: Console, found: MechanismAudit) -> None:
+    """Print every property: how far off it was, and from where on that would have been caught."""
     from rich.table import Table
 
     table = Table(title="audit of the mechanism", title_justify="left", pad_edge=False, box=None)
@@ -170,6 +172,7 @@ def _print_mechanism(console: Console, found: MechanismAudit) -> None:
 
 
 def _smallest(check: Check) -> str:
+    # no fault is large enough for an infinite bound; a comparison without chance catches any
     if math.isinf(check.smallest):
         return "too few draws"
     return _size(check, check.smallest) if check.smallest > 0 else "any"

@@ -62,6 +62,7 @@ def benchmark(
         typer.echo(strict_json(outcome.as_dict()))
     else:
         _print(outcome, figure)
+    # None: a ratio that is held to no limit
     if any(ratio.passed is False for ratio in outcome.ratios):
         raise typer.Exit(1)
 

@@ -65,7 +65,7 @@ def fetch_datasets(
     wanted = list(DATASET_NAMES) if every else list(dict.fromkeys(names or []))
     if not wanted:
         raise ConfigError(f"name a data set ({', '.join(DATASET_NAMES)}) or give --all")
-    console = Console(stderr=True)
+    console = Console(stderr=True)  # the paths go to stdout
     failures = []
     for name in wanted:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcsgp.cli.options import AsJson, ConfigFile, Settings
+from dpcsgp.cli.options import AsJson, ConfigFile, Settings, as_settings
 from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from dpcsgp.planning import Diagnosis, SweepRow
 
 FIGURE_SPECS = ("rand:0.9", "rand:0.5", "rand:0.1", "gsgd:8/512", "gsgd:4/64", "rot:1")
+
+
+Sweep = Annotated[bool, typer.Option("--sweep", help="Table of many compressors on this graph.")]
 
 
 def doctor(
@@ -39,9 +41,7 @@ def doctor(
     dim: Annotated[
         int | None, typer.Option(help="Coordinates; default: those of the configured model.")
     ] = None,
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="Table of many compressors on this graph.")
-    ] = False,
+    sweep: Sweep = False,
     figure: Annotated[
         Path | None, typer.Option(help="Draw radius against mixing rate.", metavar="FILE.png")
     ] = None,
@@ -58,7 +58,7 @@ def doctor(
     ```
     """
     from dpcsgp.config import load_config
-    from dpcsgp.planning import diagnose, radius_curves
+    from dpcsgp.planning import diagnose
     from dpcsgp.planning import sweep as sweep_graph
 
     shortcuts = {
@@ -75,12 +75,7 @@ def doctor(
     found = diagnose(config, dim, examples)
     rows = sweep_graph(found.topology, dim) if sweep else []
     if figure is not None:
-        from dpcsgp.report.stability_figure import write_radius_figure
-
-        specs = [found.compressor.spec, *FIGURE_SPECS] if found.stability else list(FIGURE_SPECS)
-        write_radius_figure(
-            figure, _title(found.topology, dim), *radius_curves(found.topology, dim, specs)
-        )
+        _draw(figure, found)
     if as_json:
         typer.echo(strict_json({**_answer(found), "sweep": [asdict(row) for row in rows]}))
     else:
@@ -89,21 +84,14 @@ def doctor(
         raise typer.Exit(1)
 
 
-def as_settings(shortcuts: dict[str, Any]) -> list[str]:
-    """Turn the options that were given into `section.key=value`, as `--set` takes them."""
-    given = {key: value for key, value in shortcuts.items() if value is not None}
-    return [f"{key}={_toml(value)}" for key, value in given.items()]
+def _draw(path: Path, found: Diagnosis) -> None:
+    """Draw the radius of this compressor, where it has one, beside that of common ones."""
+    from dpcsgp.planning import radius_curves
+    from dpcsgp.report.stability_figure import write_radius_figure
 
-
-def _toml(value: Any) -> str:
-    """Quote strings for TOML; one that reads as a number stays a number."""
-    if isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            return json.dumps(value)
-        return value
-    return json.dumps(str(value)) if isinstance(value, Path) else str(value)
+    specs = [found.compressor.spec, *FIGURE_SPECS] if found.stability else list(FIGURE_SPECS)
+    curves = radius_curves(found.topology, found.dim, specs)
+    write_radius_figure(path, _title(found.topology, found.dim), *curves)
 
 
 def _size(config: Any, dim: int | None) -> tuple[int, int]:
@@ -124,6 +112,7 @@ def _title(topology: Topology, dim: int) -> str:
 
 
 def _answer(found: Diagnosis) -> dict[str, Any]:
+    """Return all findings under the names that `--json` prints."""
     constants, theorem, stability = found.theorem.constants, found.theorem, found.stability
     return {
         "healthy": found.healthy,

@@ -1,9 +1,10 @@
-"""Options that several commands share, worded once."""
+"""Options that several commands share, worded once, and short options that stand for settings."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,3 +16,20 @@ Settings = Annotated[
     typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def as_settings(shortcuts: dict[str, Any]) -> list[str]:
+    """Turn the options that were given into `section.key=value`, as `--set` takes them."""
+    given = {key: value for key, value in shortcuts.items() if value is not None}
+    return [f"{key}={_toml(value)}" for key, value in given.items()]
+
+
+def _toml(value: Any) -> str:
+    """Quote strings for TOML; one that reads as a number stays a number."""
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return json.dumps(value)
+        return value
+    return json.dumps(str(value)) if isinstance(value, Path) else str(value)

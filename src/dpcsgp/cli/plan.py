@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcsgp.cli.options import AsJson, Settings
+from dpcsgp.cli.options import AsJson, Settings, as_settings
 from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
     from dpcsgp.config import Config
-    from dpcsgp.planning import Plan, Row
+    from dpcsgp.planning import Limits, Plan, Row
+
+
+Features = Annotated[
+    str | None,
+    typer.Option(
+        help="Same as task.features; default: tries 'standardize', low frequencies and, "
+        "without --model, HOG."
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Write the chosen settings here.", metavar="FILE.toml")
+]
+NumExamples = Annotated[
+    int | None,
+    typer.Option(help="Declared examples per node; default: an even share of the published ones."),
+]
+Megabytes = Annotated[float | None, typer.Option(help="Most megabytes (10^6 bytes) over one edge.")]
+Minutes = Annotated[
+    float | None, typer.Option(help="Most minutes of training, all nodes in one process.")
+]
 
 
 def plan(
@@ -22,32 +43,15 @@ def plan(
     settings: Settings = None,
     task: Annotated[str | None, typer.Option(help="Same as task.name.")] = None,
     model: Annotated[str | None, typer.Option(help="Same as task.model.")] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            help="Same as task.features; default: tries 'standardize', low frequencies and, "
-            "without --model, HOG."
-        ),
-    ] = None,
+    features: Features = None,
     graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Same as privacy.epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Same as privacy.delta.")] = None,
-    num_examples: Annotated[
-        int | None,
-        typer.Option(
-            help="Declared examples per node; default: an even share of the published ones."
-        ),
-    ] = None,
-    max_megabytes: Annotated[
-        float | None, typer.Option(help="Most megabytes (10^6 bytes) over one edge.")
-    ] = None,
-    max_minutes: Annotated[
-        float | None, typer.Option(help="Most minutes of training, all nodes in one process.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the chosen settings here.", metavar="FILE.toml")
-    ] = None,
+    num_examples: NumExamples = None,
+    max_megabytes: Megabytes = None,
+    max_minutes: Minutes = None,
+    out: Out = None,
     top: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 10,
     as_json: AsJson = False,
 ) -> None:
@@ -66,9 +70,8 @@ def plan(
     """
     from rich.console import Console
 
-    from dpcsgp.cli.doctor import as_settings
     from dpcsgp.config import load_config
-    from dpcsgp.planning import Limits, declared_facts, search, search_features
+    from dpcsgp.planning import Limits
 
     shortcuts = {
         "task.name": task,
@@ -80,28 +83,35 @@ def plan(
         "privacy.delta": delta,
     }
     config = load_config(config_file, [*(settings or []), *as_settings(shortcuts)])
-    limits = Limits(max_megabytes, max_minutes)
-    console = Console(quiet=as_json)
-    named = {setting.partition("=")[0].strip() for setting in settings or []}
+    # what the caller has decided is not varied; a file decides about the features
+    decided = {setting.partition("=")[0].strip() for setting in settings or []}
+    decided |= {key for key, value in shortcuts.items() if value is not None}
+    decided |= {"task.features"} if config_file else set()
+    console, limits = Console(quiet=as_json), Limits(max_megabytes, max_minutes)
     with console.status("planning") as status:
-        if config_file or features or "task.features" in named:
-            found = search(config, declared_facts(config, num_examples), limits, status.update)
-        else:
-            free = model is None and "task.model" not in named
-            found = search_features(config, num_examples, limits, status.update, free_model=free)
+        found = _search(config, num_examples, limits, status.update, decided)
     if out is not None:
         write_plan(out, found.chosen)
     if as_json:
-        shown = [_as_dict(row, row is found.chosen) for row in _shown(found, top)]
-        answer = {
-            "chosen": _as_dict(found.chosen, True),
-            "rows": shown,
-            "num_within_limits": len(found.rows),
-            "num_tried": found.num_tried,
-        }
-        typer.echo(strict_json(answer))
-        return
-    _print(console, found, top, out)
+        typer.echo(strict_json(_answer(found, top)))
+    else:
+        _print(console, found, top, out)
+
+
+def _search(
+    config: Config,
+    num_examples: int | None,
+    limits: Limits,
+    show: Callable[[str], None],
+    decided: set[str],
+) -> Plan:
+    """Search over plans for these features, or over public features (and their models) too."""
+    from dpcsgp.planning import declared_facts, search, search_features
+
+    if "task.features" in decided:
+        return search(config, declared_facts(config, num_examples), limits, show)
+    free_model = "task.model" not in decided
+    return search_features(config, num_examples, limits, show, free_model=free_model)
 
 
 def write_plan(path: Path, row: Row) -> None:
@@ -122,12 +132,23 @@ def write_plan(path: Path, row: Row) -> None:
 
 def _shown(found: Plan, top: int) -> list[Row]:
     """Return the chosen row, the best without messages, and the best of every way of exchanging."""
+    # rows come best first, so the first of a kind is its best
     best: dict[tuple[str, str], Row] = {}
     for row in found.rows:
         best.setdefault((row.exchange, row.config.task.features), row)
     silent = [row for row in best.values() if row.exchange == "local"][:1]
     rows = list({id(row): row for row in (found.chosen, *silent, *best.values())}.values())
     return sorted(rows[:top], key=lambda row: row.outlook.shortfall)
+
+
+def _answer(found: Plan, top: int) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    return {
+        "chosen": _as_dict(found.chosen, True),
+        "rows": [_as_dict(row, row is found.chosen) for row in _shown(found, top)],
+        "num_within_limits": len(found.rows),
+        "num_tried": found.num_tried,
+    }
 
 
 def _as_dict(row: Row, chosen: bool) -> dict[str, Any]:
