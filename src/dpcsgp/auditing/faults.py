@@ -73,6 +73,7 @@ def check_fault(fault: str | None, mechanism: GaussianMechanism) -> None:
 
 def break_run(run: Run, fault: str | None) -> Run:
     """Return the run with a fault."""
+    # encoding before the noise needs two parts that know of each other
     if fault == "order":
         aside = NoiseAside(run.mechanism)
         return replace(
@@ -259,6 +260,7 @@ class Unclipped:
         shape: PassShape = PassShape(),
     ) -> Tensor:
         """Return the plain sum of gradients."""
+        # a clip norm that no gradient reaches
         return self.engine.clipped_sum(
             parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm, shape
         )
@@ -281,6 +283,7 @@ class MeanClipped:
         shape: PassShape = PassShape(),
     ) -> Tensor:
         """Scale the plain sum so that the mean norm of the batch becomes the clip norm."""
+        # norms of the gradients, which here are the examples themselves
         norms_NE = inputs.norm(dim=-1) * present_NE
         mean_N1 = (norms_NE.sum(1) / present_NE.sum(1).clamp(min=1))[:, None]
         sum_ND = Unclipped(self.engine).clipped_sum(

@@ -212,6 +212,7 @@ def _read_environment(path: Path) -> tuple[dict[str, Any], str]:
 def _names(paths: Sequence[Path]) -> list[str]:
     """Return the shortest trailing parts of the paths that differ from one another."""
     longest = max((len(path.parts) for path in paths), default=1)
+    # one more folder of the path at a time, until all names differ
     names = [path.name or str(path) for path in paths]
     for depth in range(2, longest + 1):
         if len(set(names)) == len(names):

@@ -115,6 +115,7 @@ CHECKS: tuple[Callable[[RunResults], Notice | None], ...] = (
 
 def _missing_control(runs: Sequence[RunResults]) -> Notice | None:
     """Point out runs that nothing without communication is shown beside."""
+    # a control counts only for runs on the same data, partition and model
     controls = [_same_data(run) for run in runs if run.text("algorithm") == "local"]
     lonely = [run.name for run in runs if not run.sends_nothing and _same_data(run) not in controls]
     if not lonely:

@@ -169,6 +169,7 @@ def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline
     epsilons = [run.number("epsilon") for run in runs]
     known = [-math.inf if math.isnan(value) else value for value in epsilons]
     spent = runs[known.index(max(known))]
+    # the best run by mean and by worst node, which need not be the same
     headlines = []
     for title, of in (
         (f"Best {name}, node mean", lambda run: final_score(run, metric, "_node_mean")),
@@ -215,6 +216,7 @@ def _private_note(run: RunResults) -> str:
 
 def _run(index: int, run: RunResults, metric: str) -> dict[str, Any]:
     """Return everything the page tells about one run alone."""
+    # a damaged environment file must not cost the page
     packages = run.environment.get("packages")
     software = {key: value for key in ("python", "platform") if (value := run.environment.get(key))}
     return {

@@ -79,6 +79,7 @@ def _mnist(experiment: Experiment, printed: Sequence[str], honest: Sequence[str]
 
 def _write_view(out: Path, runs: Sequence[Done], view: str) -> list[Path]:
     chosen = [run for run in runs if run.tags["view"] == view]
+    # all methods of a panel have one budget, so one verified eps stands for them
     verified = {run.tags["epsilon"]: as_float(run.summary["epsilon"]) for run in chosen}
 
     def title(epsilon: float) -> str:
@@ -102,6 +103,7 @@ def _as_printed(epsilon: float, compressors: Sequence[str], steps: int) -> list[
         f"run.evaluate_every={steps // 10}",
         f"run.checkpoint_every={steps // 4}",
     )
+    # mixing rate 1 is the paper's; some of its compressors diverge there, which is the point
     methods = {"dp2sgd, exact": ("algorithm.name=dp2sgd",)}
     methods |= {
         spec: (f"compression.spec={spec}", "algorithm.mixing_rate=1.0") for spec in compressors

@@ -78,6 +78,7 @@ def _rows(graph: str, spec: str, steps: int) -> list[dict[str, Any]]:
         "1 (paper)": 1.0,
         "advised": best_mixing_rate(topology, compressor, SMALL_DIM),
     }.items():
+        # what the radius predicts, beside the growth over the second half of a path
         path = disagreements(
             DPCSGP(compressor, 1.0, rate), topology, SMALL_DIM, steps, noise=0.0, seed=1
         )
