@@ -36,10 +36,8 @@ result = dpcsgp.train(
     out=out,
 )
 summary = result.summary
-mean, average = summary["accuracy_node_mean"], summary["accuracy_average_model"]
-print(f"accuracy {mean:.3f}, average model {average:.3f}")
-print(
-    f"verified eps {result.epsilon:.3f} at delta {summary['delta']:g}, "
-    f"{summary['bytes_per_edge']:,} bytes per edge"
-)
+print(f"accuracy {summary['accuracy_node_mean']:.3f}", end=", ")
+print(f"average model {summary['accuracy_average_model']:.3f}")
+print(f"verified eps {result.epsilon:.3f} at delta {summary['delta']:g}", end=", ")
+print(f"{summary['bytes_per_edge']:,} bytes per edge")
 print(f"results: {result.folder}")
