@@ -1,10 +1,10 @@
-"""Stop in the middle, go on later: the ledger goes on too, so that the budget holds for both parts
-together.
+"""Stop in the middle, go on later: the ledger goes on too, so the budget holds for both parts.
 
     python examples/continue_from_checkpoint.py --out runs/continued
 
 Here `should_stop` ends the first part; Ctrl-C, a crash or a power cut leave a folder that is
-continued the same way."""
+continued the same way.
+"""
 
 import argparse
 
@@ -13,6 +13,13 @@ from sklearn.datasets import load_breast_cancer
 from torch import nn
 
 import dpcsgp
+
+
+def show(result: dpcsgp.Result) -> None:
+    """Print why a part ended, what was spent until then, and what was reached."""
+    ending, accuracy = result.summary["stopped_because"], result.summary["accuracy_node_mean"]
+    print(f"{ending}: eps {result.epsilon:.3f}, accuracy {accuracy:.3f}")
+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", required=True, help="results folder")
@@ -31,19 +38,10 @@ arguments = {
     "out": out,
 }
 
-first = dpcsgp.train(**arguments, should_stop=lambda step: step == 8)
-print(
-    f"{first.summary['stopped_because']}: eps {first.epsilon:.3f}, accuracy "
-    f"{first.summary['accuracy_node_mean']:.3f}"
-)
+show(dpcsgp.train(**arguments, should_stop=lambda step: step == 8))
 second = dpcsgp.train(**arguments, resume=True)
-print(
-    f"{second.summary['stopped_because']}: eps {second.epsilon:.3f}, accuracy "
-    f"{second.summary['accuracy_node_mean']:.3f}"
-)
+show(second)
 print(f"releases per node: {second.summary['releases']}")
 model = dpcsgp.load_model(out, arguments["model"])
-print(
-    "accuracy of the stored model: "
-    f"{float((model(table[450:].float()).argmax(1) == labels[450:]).float().mean()):.3f}"
-)
+correct = model(table[450:].float()).argmax(1) == labels[450:]
+print(f"accuracy of the stored model: {float(correct.float().mean()):.3f}")

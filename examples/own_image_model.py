@@ -1,12 +1,13 @@
-"""Your own convolutional network with GroupNorm: four nodes learn 8 x 8 digits from shifted views
-of their images.
+"""Your own convolutional network with GroupNorm: four nodes learn 8 x 8 digits.
 
     python examples/own_image_model.py [--out FOLDER]
 
 The data are scikit-learn's digits. Each example's gradient is averaged over two random views before
-it is clipped, which costs time but no privacy. Takes a few seconds."""
+it is clipped, which costs time but no privacy. Takes a few seconds.
+"""
 
 import argparse
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -15,14 +16,19 @@ from torch.utils.data import Dataset
 
 import dpcsgp
 
+
+def show(row: dict[str, Any]) -> None:
+    """Print one line per evaluation on the public test set."""
+    print(f"step {row['step']:3d}  accuracy {row['accuracy_node_mean']:.3f}")
+
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", default=None, help="results folder; default: a new one under runs/")
 out = parser.parse_args().out
 
 
 class Digits(Dataset[tuple[Tensor, int]]):
-    """Some of the digits, as any map-style dataset would give them: an image (1, 8, 8) and its
-    label."""
+    """Some of the digits, as any map-style dataset gives them: an image (1, 8, 8), its label."""
 
     def __init__(self, numbers: range) -> None:
         self.numbers = numbers
@@ -33,15 +39,15 @@ class Digits(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         number = self.numbers[index]
+        # pixels are 0 to 16: a public range, scaled to -1 to 1
         return self.pixels[number].view(1, 8, 8) / 8 - 1, int(self.labels[number])
 
 
 torch.manual_seed(0)
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1),
-    nn.GroupNorm(
-        4, 16
-    ),  # BatchNorm mixes examples: dpcsgp.train refuses it and shows what to write instead
+    # BatchNorm mixes examples: dpcsgp.train refuses it and shows what to write instead
+    nn.GroupNorm(4, 16),
     nn.ReLU(),
     nn.MaxPool2d(2),
     nn.Conv2d(16, 32, 3),
@@ -61,9 +67,7 @@ result = dpcsgp.train(
         "algorithm.learning_rate": 2.0,
         "algorithm.steps": 40,
     },
-    on_evaluation=lambda row: print(
-        f"step {row['step']:3d}  accuracy {row['accuracy_node_mean']:.3f}"
-    ),
+    on_evaluation=show,
     out=out,
 )
 print(result)

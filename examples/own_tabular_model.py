@@ -1,5 +1,4 @@
-"""Your own model on a table: five clinics of unequal size learn together to tell malignant from
-benign tumours.
+"""Your own model on a table: five clinics learn to tell malignant from benign tumours.
 
     python examples/own_tabular_model.py [--out FOLDER]
 
@@ -19,10 +18,10 @@ parser.add_argument("--out", default=None, help="results folder; default: a new 
 out = parser.parse_args().out
 
 table, labels = (torch.as_tensor(part) for part in load_breast_cancer(return_X_y=True))
-table = (table.log1p() - table.log1p().mean(0)) / table.log1p().std(
-    0
-)  # for real data: use published means instead
+# for real data: use published means and deviations, these ones see the examples
+table = (table.log1p() - table.log1p().mean(0)) / table.log1p().std(0)
 order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))
+# clinics of unequal size, and a public test set
 *clinics, test = order.split([60, 80, 90, 100, 120, 119])
 
 torch.manual_seed(0)
@@ -37,12 +36,8 @@ result = dpcsgp.train(
     out=out,
 )
 summary = result.summary
-print(
-    f"accuracy {summary['accuracy_node_mean']:.3f}, average model "
-    f"{summary['accuracy_average_model']:.3f}"
-)
-print(
-    f"verified eps {result.epsilon:.3f} at delta {summary['delta']:g}, "
-    f"{summary['bytes_per_edge']:,} bytes per edge"
-)
+print(f"accuracy {summary['accuracy_node_mean']:.3f}", end=", ")
+print(f"average model {summary['accuracy_average_model']:.3f}")
+print(f"verified eps {result.epsilon:.3f} at delta {summary['delta']:g}", end=", ")
+print(f"{summary['bytes_per_edge']:,} bytes per edge")
 print(f"results: {result.folder}")

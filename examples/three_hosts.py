@@ -1,8 +1,8 @@
-"""Three hosts with addresses of their own train together, on one machine: network namespaces joined
-by a virtual switch.
+"""Three hosts with addresses of their own train together on one machine.
 
-    sudo .venv/bin/python examples/three_hosts.py [--set section.key=value]... [--out FOLDER]
-    [--json]
+They are network namespaces, joined by a virtual switch:
+
+    sudo .venv/bin/python examples/three_hosts.py [--set KEY=VALUE]... [--out FOLDER] [--json]
 
 Each host runs the line that a real machine would run (torchrun, one process, its own results
 folder: no shared disk). At the end the bytes that the program reports are compared with what the
@@ -12,13 +12,16 @@ traffic stays inside the namespaces, which are removed at the end.
 What the counters hold beside the frames, per host and direction (MTU 1500, Ethernet header
 included, no offloading):
 
-    every segment   66 bytes of headers (Ethernet 14, IPv4 20, TCP with time stamps 32) for at most 1448 bytes of data
-    every frame     48 bytes of gloo's own in front of it, and a notice of 48 bytes back in a segment of its own (a model:
-                    measured were 90 bytes a frame, both directions together)
+    every segment   66 bytes of headers (Ethernet 14, IPv4 20, TCP with time stamps 32)
+                    for at most 1448 bytes of data
+    every frame     48 bytes of gloo's own in front of it, and a notice of 48 bytes back in a
+                    segment of its own (a model: measured were 90 bytes a frame, both directions
+                    together)
     acknowledgement 66 bytes for every second segment received
 
 Start-up, heartbeats, progress and the closing results travel too; they do not grow with the
-messages and are not modelled."""
+messages and are not modelled.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,23 @@ from pathlib import Path
 CANNOT = 3  # exit code: this machine does not let us make namespaces
 HOSTS = 3
 SETTINGS = [
-    "task.name=digits", "task.model=mlp:2048", f"graph.num_nodes={HOSTS}", "graph.name=directed_ring",
-    "algorithm.learning_rate=1", "algorithm.steps=20", "compression.spec=none", "privacy.expected_batch_size=64",
+    "task.name=digits",
+    "task.model=mlp:2048",
+    f"graph.num_nodes={HOSTS}",
+    "graph.name=directed_ring",
+    "algorithm.learning_rate=1",
+    "algorithm.steps=20",
+    "compression.spec=none",
+    "privacy.expected_batch_size=64",
     "privacy.epsilon=8",
-]  # fmt: skip
+]
 
 
-def ip(*words: str) -> None:
+def ip(command: str) -> None:
     """Run `ip`; what it complains about becomes the error."""
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    done = subprocess.run(["ip", *command.split()], capture_output=True, text=True)
     if done.returncode:
-        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+        raise OSError(f"ip {command}: {done.stderr.strip()}")
 
 
 @contextmanager
@@ -58,32 +67,19 @@ def hosts() -> Iterator[list[str]]:
     switch = f"{prefix}-switch"
     try:
         for name in [switch, *names]:
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", switch, "link", "add", "br0", "type", "bridge")
-        ip("-n", switch, "link", "set", "br0", "up")
+            ip(f"netns add {name}")
+            ip(f"-n {name} link set lo up")
+        ip(f"-n {switch} link add br0 type bridge")
+        ip(f"-n {switch} link set br0 up")
         for number, name in enumerate(names):
             port = f"port{number}"
-            ip(
-                "-n",
-                switch,
-                "link",
-                "add",
-                port,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                name,
-            )
-            ip("-n", switch, "link", "set", port, "master", "br0", "up")
-            # One segment at a time, as on a cable: otherwise the counters see 64 KB at once and few
-            # headers.
-            ip("-n", name, "link", "set", "eth0", "gso_max_segs", "1")
-            ip("-n", name, "address", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
+            # a cable from the switch to the host's only interface
+            ip(f"-n {switch} link add {port} type veth peer name eth0 netns {name}")
+            ip(f"-n {switch} link set {port} master br0 up")
+            # One segment at a time, as on a cable: the counters would see 64 KB with one header.
+            ip(f"-n {name} link set eth0 gso_max_segs 1")
+            ip(f"-n {name} address add 10.77.0.{number + 1}/24 dev eth0")
+            ip(f"-n {name} link set eth0 up")
         yield names
     finally:
         for name in [*names, switch]:
@@ -92,26 +88,14 @@ def hosts() -> Iterator[list[str]]:
 
 def start(name: str, rank: int, settings: Sequence[str], out: Path) -> subprocess.Popen[str]:
     """Start on one host what a real machine would run."""
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes",
-        str(HOSTS),
-        "--nproc-per-node",
-        "1",
-    ]
-    torchrun += ["--node-rank", str(rank), "--master-addr", "10.77.0.1", "--master-port", "29500"]
-    words = [
-        "-m",
-        "dpcsgp",
-        "run",
-        *(word for value in settings for word in ("--set", value)),
-        "--out",
-        str(out),
-    ]
+    # sys.executable -m torch.distributed.run is torchrun
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(HOSTS)]
+    torchrun += ["--nproc-per-node", "1", "--node-rank", str(rank)]
+    torchrun += ["--master-addr", "10.77.0.1", "--master-port", "29500"]
+    options = [word for value in settings for word in ("--set", value)]
+    command = ["-m", "dpcsgp", "run", *options, "--out", str(out)]
     return subprocess.Popen(
-        ["ip", "netns", "exec", name, *torchrun, *words],
+        ["ip", "netns", "exec", name, *torchrun, *command],
         env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
         stdout=None if rank == 0 else subprocess.DEVNULL,
         text=True,
@@ -121,17 +105,14 @@ def start(name: str, rank: int, settings: Sequence[str], out: Path) -> subproces
 def sent_bytes(name: str) -> int:
     """Return what the operating system counted as sent by a host."""
     path = "/sys/class/net/eth0/statistics/tx_bytes"
-    return int(
-        subprocess.run(
-            ["ip", "netns", "exec", name, "cat", path], capture_output=True, text=True
-        ).stdout
-    )
+    command = ["ip", "netns", "exec", name, "cat", path]
+    return int(subprocess.run(command, capture_output=True, text=True).stdout)
 
 
 def modelled_bytes(frame_bytes: int, frames_out: int, frames_in: int) -> int:
-    """Return the bytes on the interface for this many frames sent and received (see the top of this
-    file)."""
+    """Return the bytes on the interface for so many frames (see the top of this file)."""
     header, data, preamble = 66, 1448, 48
+    # a frame fills segments; its receiver answers with a notice and acknowledgements
     segments = math.ceil((frame_bytes + preamble) / data)
     sent = frame_bytes + preamble + segments * header
     answers = preamble + header + math.ceil(segments / 2) * header
@@ -143,9 +124,8 @@ def compare(names: Sequence[str], before: Sequence[int], folder: Path) -> list[d
     rows = []
     for number, name in enumerate(names):
         summary = json.loads((folder / f"host-{number}" / "summary.json").read_text())
-        last = json.loads(
-            (folder / f"host-{number}" / "metrics.jsonl").read_text().splitlines()[-1]
-        )
+        lines = (folder / f"host-{number}" / "metrics.jsonl").read_text().splitlines()
+        last = json.loads(lines[-1])
         rounds, reported = last["round"], last["bytes_sent_nodes"][number]
         modelled = modelled_bytes(summary["bytes_per_edge"] // rounds, rounds, rounds)
         counted = sent_bytes(name) - before[number]
@@ -199,9 +179,8 @@ def main() -> int:
     for row in rows:
         share = row["counted"] / row["modelled"] - 1
         print(
-            f"host {row['host']}: {row['reported']:,} bytes reported, {row['modelled']:,} with "
-            "the modelled TCP/IP "
-            f"overhead, {row['counted']:,} counted on the interface ({share:+.2%})"
+            f"host {row['host']}: {row['reported']:,} bytes reported, {row['modelled']:,} with the "
+            f"modelled TCP/IP overhead, {row['counted']:,} counted on the interface ({share:+.2%})"
         )
     print(f"results in {folder}/host-0 .. host-{HOSTS - 1}; {seconds:.0f} s in all")
     return 0

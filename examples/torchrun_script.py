@@ -1,12 +1,15 @@
-"""One script, two ways to run it: alone it simulates all nodes, under torchrun every process trains
-its share of them.
+"""One script, two ways to run it: alone it simulates all nodes, under torchrun its share of them.
 
     python examples/torchrun_script.py --out runs/alone
     torchrun --nproc-per-node 2 examples/torchrun_script.py --out runs/together
 
 Every process reads the data of the nodes it hosts and of no other. On machines of their own, each
-gives None for the nodes elsewhere, and all declare the sizes: train(..., num_examples=[300, 400,
-500, 300]). Regression, with a loss and a metric of one's own."""
+gives None for the nodes elsewhere, and all declare the sizes:
+
+    train(..., num_examples=[300, 400, 500, 300])
+
+Regression, with a loss and a metric of one's own.
+"""
 
 import argparse
 

@@ -1,5 +1,4 @@
-"""The audit passes on the mechanism as it is and fails on three broken ones; its bound is a
-bound."""
+"""The audit passes on the mechanism as it is and fails on broken ones; its bound is a bound."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ def test_only_broken_mechanisms_are_caught(method: list[str], fault: str | None)
 
 
 def test_a_bound_far_below_the_claim_is_not_called_informative() -> None:
-    """100 trials: 25 right answers of each kind bound eps by log(25 / 3.7) if nothing is
-    assumed."""
+    """100 trials: 25 right answers of each kind bound eps by log(25 / 3.7), assuming nothing."""
     result = audit(settings("algorithm.steps=2", "compression.spec=none"), trials=100, draws=10_000)
     assert result.passed
     assert result.epsilon_lower_bound < 0.25
@@ -90,8 +88,7 @@ def test_a_fault_that_only_the_draws_show_fails_the_audit() -> None:
 
 @pytest.mark.slow
 def test_the_bound_comes_near_the_claim_where_the_attack_is_the_best_possible() -> None:
-    """One release of everything, exact messages: the likelihood ratio is optimal, so only chance is
-    lost."""
+    """One release of everything, exact messages: the likelihood ratio is optimal."""
     config = settings(
         "algorithm.name=dp-sgp",
         "algorithm.steps=1",
@@ -125,8 +122,7 @@ def test_what_cannot_be_audited_is_refused() -> None:
     "method", ["compression.spec=none", "algorithm.name=dp-sgp", "algorithm.name=dp2sgd"]
 )
 def test_exact_messages_give_back_every_noised_gradient(method: str) -> None:
-    """The recovered steps are `drawn + noise`: mean and variance as the mechanism states, with and
-    without canary."""
+    """The recovered steps are `drawn + noise`, with the stated mean and variance."""
     inside = torch.arange(120) % 2 == 0
     setting, steps_TS, _ = evidence_of(settings(method), inside)
     noise, rate = setting.event.noise_multiplier, setting.event.sampling_rate
@@ -168,8 +164,7 @@ def test_rates_need_the_eps_of_randomised_response() -> None:
 
 @pytest.mark.parametrize("noise", [0.8, 2.0])
 def test_the_family_bound_inverts_the_gaussian_curve(noise: float) -> None:
-    """Fed with the exact rates of the best attack on one Gaussian release, it gives back that
-    release's eps."""
+    """The exact rates of the best attack on one Gaussian release give back that release's eps."""
     event = ReleaseEvent("poisson", 1.0, noise)
     cut = 0.5 / noise
     rates = Rates(float(norm.sf(cut - 1 / noise)), float(norm.sf(cut)))
@@ -192,8 +187,7 @@ def test_the_threshold_separates() -> None:
 
 @pytest.mark.stress
 def test_a_correct_mechanism_is_flagged_at_most_once_in_twenty() -> None:
-    """40 audits of the tightest setting; more than 5 flags would have a chance below 4 % at a true
-    rate of 5 %."""
+    """40 audits: more than 5 flags would have a chance below 4 % at a true rate of 5 %."""
     base = [
         "algorithm.name=dp-sgp",
         "algorithm.steps=1",

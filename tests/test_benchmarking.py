@@ -1,5 +1,4 @@
-"""Benchmarks run on tiny sizes and state consistent outcomes; how fast anything is, is not tested
-here."""
+"""Benchmarks run on tiny sizes and state consistent outcomes; speed is not tested here."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpcsgp.benchmarking import GROUPS, benchmark, opacus_modes
-from dpcsgp.benchmarking.timing import Ratio, Times, compare, measure
+from dpcsgp.benchmarking.stopwatch import Ratio, Times, compare, measure
 from dpcsgp.cli.main import app
 from dpcsgp.errors import ConfigError
 
@@ -46,7 +45,7 @@ def test_scale_measures_each_size_in_its_own_process_and_draws(
     figure = tmp_path / "scale.png"
     monkeypatch.setattr(
         sys, "argv", ["dpcsgp", "benchmark", "scale", "--quick", "--json", "--figure", str(figure)]
-    )  # fmt: skip
+    )
     with pytest.raises(SystemExit) as ended:
         app()
     assert not ended.value.code

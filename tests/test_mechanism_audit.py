@@ -1,5 +1,4 @@
-"""The mechanism audit passes the mechanism as it is, flags planted faults, and its printed power is
-real.
+"""The mechanism audit passes what is right, flags planted faults, and its printed power is real.
 
 Legend: S steps, N nodes, J examples, D coordinates.
 """
@@ -26,7 +25,7 @@ from dpcsgp.auditing.draws import (
     many_nodes,
     scaled,
     watch_releases,
-)  # fmt: skip
+)
 from dpcsgp.auditing.experiment import Setting, output_as_loss
 from dpcsgp.auditing.faults import Faulty, Oversampled
 from dpcsgp.auditing.laws import (
@@ -49,7 +48,7 @@ from dpcsgp.auditing.statistics import (
     too_large,
     too_small,
     worst_proportion,
-)  # fmt: skip
+)
 from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import GaussianMechanism, clipping_engine
@@ -225,8 +224,7 @@ class TwiceInABatch(Faulty):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_other_faults_are_flagged(spoil: Callable[..., Releases], check: str, draws: int) -> None:
-    """One pair of nodes, noise 2.8 % too small, a rate 1 % too large, batches of one size: all are
-    seen."""
+    """Noise 2.8 % too small, a rate 1 % too large, batches of one size: all are seen."""
     assert check in audit_of(spoil, draws=draws).flagged
 
 
@@ -348,8 +346,7 @@ TESTS: dict[str, Callable[[int, float], Finding]] = {
 def test_the_smallest_fault_is_caught_as_often_as_promised_and_a_third_of_it_seldom(
     name: str,
 ) -> None:
-    """Of 300 samples with the printed fault 3 may be missed on average; 10 or more have a chance of
-    0.1 %."""
+    """Of 300 samples with the printed fault 3 are missed on average; 10 have a chance of 0.1 %."""
     test = TESTS[name]
     smallest = test(0, 0.0).smallest
     assert 0 < smallest < 0.5
@@ -370,8 +367,7 @@ def test_a_count_that_must_be_full_is_flagged_if_it_is_not() -> None:
 
 
 def test_what_could_never_show_is_called_infinite() -> None:
-    """Two expected, none seen: that happens by chance, so even tails that are cut off would
-    pass."""
+    """Two expected, none seen: that is chance, so even tails that are cut off would pass."""
     assert proportion(0, 20_000, 1e-4, LEVEL, fewer=True).p_value > LEVEL
     assert proportion(0, 20_000, 1e-4, LEVEL, fewer=True).smallest == np.inf
 

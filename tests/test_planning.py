@@ -1,5 +1,4 @@
-"""Planning: predictions equal what a run does, limits hold, the ranking follows its model, no data
-are opened."""
+"""Planning: predictions equal what a run does, limits hold, no data are opened."""
 
 from __future__ import annotations
 
@@ -160,8 +159,12 @@ def test_the_front_holds_what_nothing_beats_and_the_choice_is_quick() -> None:
         [row(0.2, 10, 1), row(0.1, 20, 9), row(0.101, 20, 5), row(0.3, 10, 1), row(0.1005, 30, 9)]
     )
     assert [(r.outlook.shortfall, r.on_front) for r in rows] == [
-        (0.1, True), (0.1005, False), (0.101, True), (0.2, True), (0.3, False),
-    ]  # fmt: skip
+        (0.1, True),
+        (0.1005, False),
+        (0.101, True),
+        (0.2, True),
+        (0.3, False),
+    ]
     assert choose(rows).seconds == 5
 
 

@@ -1,5 +1,4 @@
-"""`dpcsgp account`: ledgers, planned releases, calibration and the paper's rule, as tables and as
-JSON."""
+"""`dpcsgp account`: ledgers, planned releases, calibration, the paper's rule; tables and JSON."""
 
 from __future__ import annotations
 
@@ -168,7 +167,8 @@ def test_a_damaged_ledger_is_refused(results: Path) -> None:
 
 def test_help_has_examples_and_imports_nothing_heavy() -> None:
     assert "dpcsgp account --paper" in run("--help")
-    code = "import sys, dpcsgp.cli.account; print(sorted({'torch', 'scipy', 'numpy', 'dp_accounting'} & set(sys.modules)))"
+    heavy = {"torch", "scipy", "numpy", "dp_accounting"}
+    code = f"import sys, dpcsgp.cli.account; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )

@@ -1,5 +1,4 @@
-"""`dpcsgp ledger head` and `--expect-head`: what was written down elsewhere exposes an older
-copy."""
+"""`dpcsgp ledger head` and `--expect-head`: heads kept elsewhere expose an older copy."""
 
 from __future__ import annotations
 

@@ -23,8 +23,12 @@ FILES = [
     "report.html",
 ]
 DIGITS = [
-    "task.name=digits", "graph.num_nodes=4", "algorithm.steps=5", "privacy.expected_batch_size=32", "privacy.epsilon=8",
-]  # fmt: skip
+    "task.name=digits",
+    "graph.num_nodes=4",
+    "algorithm.steps=5",
+    "privacy.expected_batch_size=32",
+    "privacy.epsilon=8",
+]
 
 
 def command(*words: str) -> list[str]:
@@ -38,8 +42,7 @@ def dpcsgp(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[
 def refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
 ) -> str:
-    """Run a command inside this process; return what it wrote to stderr after ending with code
-    2."""
+    """Run a command in this process that ends with code 2; return what it wrote to stderr."""
     monkeypatch.setattr(sys, "argv", ["dpcsgp", *words])
     with pytest.raises(SystemExit) as ended:
         app()
@@ -67,7 +70,10 @@ def test_a_small_run_fills_the_results_folder(tmp_path: Path) -> None:
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys, dpcsgp.cli.main as m; m.cli(['--help'], standalone_mode=False); assert 'torch' not in sys.modules"
+    code = (
+        "import sys, dpcsgp.cli.main as m; m.cli(['--help'], standalone_mode=False); "
+        "assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

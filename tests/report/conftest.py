@@ -126,13 +126,27 @@ def make_folder(tmp_path: Path) -> MakeFolder:
 
 @pytest.fixture(scope="session")
 def four_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return the folders of four runs as a reader would compare them: ours, exact, alone, and the
-    paper's noise."""
+    """Return four runs as a reader would compare them: ours, exact, alone, the paper's noise."""
     make = partial(write_folder, tmp_path_factory.mktemp("four"))
     return [
         make("ours"),
         make("exact", algorithm="dp-sgp", compression="none", final=0.894, bytes_per_step=407_100),
-        make("alone", algorithm="local", compression="none", final=0.848, bytes_per_step=0, disagreement=None),
-        make("as printed", compression="rand:0.75", final=0.52, bytes_per_step=305_000, epsilon=345.2,
-             private=False, seeded=True, theorem_satisfied=False),
-    ]  # fmt: skip
+        make(
+            "alone",
+            algorithm="local",
+            compression="none",
+            final=0.848,
+            bytes_per_step=0,
+            disagreement=None,
+        ),
+        make(
+            "as printed",
+            compression="rand:0.75",
+            final=0.52,
+            bytes_per_step=305_000,
+            epsilon=345.2,
+            private=False,
+            seeded=True,
+            theorem_satisfied=False,
+        ),
+    ]

@@ -1,5 +1,4 @@
-"""The page in a real browser: quiet console, no request to the outside, readable on a phone and in
-the dark."""
+"""The page in a real browser: quiet console, no request to the outside, readable on a phone."""
 
 from __future__ import annotations
 
@@ -83,17 +82,18 @@ def find(browser: webdriver.Chrome, selector: str) -> list[WebElement]:
 
 
 def contrast(browser: webdriver.Chrome, selector: str, ground: str) -> float:
-    """Return the least contrast of the elements' text or stroke against the ground (relative
-    luminance, WCAG)."""
+    """Return the least contrast of text or stroke against the ground (WCAG's luminance)."""
     script = """
       const channels = (text) => text.match(/[0-9.]+/g).slice(0, 3).map((x) => x / 255);
-      const light = (text) => channels(text).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+      const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+      const light = (text) => channels(text).map(linear)
         .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0) + 0.05;
       const ground = light(getComputedStyle(document.querySelector(arguments[1])).backgroundColor);
       const paint = (e) => { const s = getComputedStyle(e);
         return e.tagName === "text" ? s.fill : e.tagName === "path" ? s.stroke : s.color; };
       const found = [...document.querySelectorAll(arguments[0])];
-      return Math.min(...found.map((e) => light(paint(e))).map((v) => v > ground ? v / ground : ground / v));
+      const ratio = (v) => v > ground ? v / ground : ground / v;
+      return Math.min(...found.map((e) => ratio(light(paint(e)))));
     """
     return browser.execute_script(script, selector, ground)
 
@@ -201,7 +201,10 @@ def test_the_keyboard_sorts_and_dashes_stay_last(browser: webdriver.Chrome, page
 def test_a_run_can_be_hidden_in_all_figures(browser: webdriver.Chrome, page: Path) -> None:
     show(browser, page)
     chip = find(browser, '.chip[data-run="2"]')[0]
-    shown = "return [...document.querySelectorAll('.chart .run-2')].filter((e) => e.getBoundingClientRect().width).length"
+    shown = (
+        "return [...document.querySelectorAll('.chart .run-2')]"
+        ".filter((e) => e.getBoundingClientRect().width).length"
+    )
     assert browser.execute_script(shown) > 5
     chip.click()
     assert (browser.execute_script(shown), chip.get_attribute("aria-pressed")) == (0, "false")

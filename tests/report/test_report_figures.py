@@ -1,5 +1,4 @@
-"""Paper-like figures: mean and spread over repeats, one colour per method, files that are the same
-every time."""
+"""Paper-like figures: mean and spread over repeats, one colour per method, the same files."""
 
 from __future__ import annotations
 

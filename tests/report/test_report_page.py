@@ -1,5 +1,4 @@
-"""The page: tells what the files say, warns where a number must not be believed, and asks nothing
-of the outside."""
+"""The page: tells what the files say, and warns where a number must not be believed."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ import pytest
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.report import write_report
+from dpcsgp.report.folders import read_many
 from dpcsgp.report.notices import notices
-from dpcsgp.report.results import read_many
-from dpcsgp.report.tables import account, comparison, differing_settings
+from dpcsgp.report.page_tables import account, comparison, differing_settings
 
 MakeFolder = Callable[..., Path]
 

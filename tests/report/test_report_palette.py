@@ -1,5 +1,4 @@
-"""Colours that stand out from the ground and from one another, for readers with any kind of colour
-vision."""
+"""Colours that stand out from the ground and from one another, for any colour vision."""
 
 from __future__ import annotations
 

@@ -8,9 +8,17 @@ from pathlib import Path
 from dpcsgp.reproduction.grid import Cell, GridInterruptedError, run_grid
 
 BASE = (
-    "task.name=digits", "task.model=mlp:16", "graph.num_nodes=3", "graph.name=directed_ring", "privacy.epsilon=2",
-    "algorithm.steps=600", "run.evaluate_every=200", "run.checkpoint_every=20", "run.seed=1", "privacy.seed=1",
-)  # fmt: skip
+    "task.name=digits",
+    "task.model=mlp:16",
+    "graph.num_nodes=3",
+    "graph.name=directed_ring",
+    "privacy.epsilon=2",
+    "algorithm.steps=600",
+    "run.evaluate_every=200",
+    "run.checkpoint_every=20",
+    "run.seed=1",
+    "privacy.seed=1",
+)
 CELLS = [
     Cell((*BASE, f"compression.spec={spec}"), {"method": spec}) for spec in ("rot:1", "gsgd:4/64")
 ]

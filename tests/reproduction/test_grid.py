@@ -1,5 +1,4 @@
-"""Grids of runs: what is done is not done again, Ctrl-C loses nothing, and every experiment's
-settings are valid."""
+"""Grids of runs: what is done is not done again, Ctrl-C loses nothing, settings are valid."""
 
 from __future__ import annotations
 
@@ -26,9 +25,14 @@ from grid_script import CELLS
 
 SCRIPT = Path(__file__).with_name("grid_script.py")
 TINY = (
-    "task.name=digits", "task.model=logistic", "graph.num_nodes=2", "privacy.noise=none", "algorithm.steps=3",
-    "run.seed=1", "privacy.seed=1",
-)  # fmt: skip
+    "task.name=digits",
+    "task.model=logistic",
+    "graph.num_nodes=2",
+    "privacy.noise=none",
+    "algorithm.steps=3",
+    "run.seed=1",
+    "privacy.seed=1",
+)
 
 
 @pytest.mark.slow
@@ -51,9 +55,13 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 def test_ctrl_c_and_the_same_command_again_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(tmp_path / "broken")], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env=environment, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, str(SCRIPT), str(tmp_path / "broken")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 120
     while not list((tmp_path / "broken").rglob("step-*.json")) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -16,9 +16,15 @@ from dpcsgp.reproduction.scaling import fit_slope
 
 def run(accuracy: float, method: str, seed: int, stopped: str = "completed") -> Done:
     summary: dict[str, Any] = {
-        "accuracy_node_mean": accuracy, "accuracy_node_min": accuracy, "accuracy_average_model": accuracy, "steps": 3,
-        "bytes_per_edge": 1e6, "epsilon_claimed": 0.5, "epsilon": "inf", "stopped_because": stopped,
-    }  # fmt: skip
+        "accuracy_node_mean": accuracy,
+        "accuracy_node_min": accuracy,
+        "accuracy_average_model": accuracy,
+        "steps": 3,
+        "bytes_per_edge": 1e6,
+        "epsilon_claimed": 0.5,
+        "epsilon": "inf",
+        "stopped_because": stopped,
+    }
     rows = [
         {"bytes_per_edge": 1e6 * step, "accuracy_node_mean": accuracy, "epsilon_nodes": [0.5]}
         for step in range(3)

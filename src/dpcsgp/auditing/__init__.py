@@ -1,5 +1,4 @@
-"""Attacks on our own messages and draws of our own mechanism: is what the accountant assumes
-true?"""
+"""Attack our own messages and draw our own mechanism: does it do what the accountant assumes?"""
 
 from dpcsgp.auditing.audit import TRIALS, Audit, audit
 from dpcsgp.auditing.draws import DRAWS, FEWEST_DRAWS

@@ -1,5 +1,4 @@
-"""What an attacker makes of the message stream: one score per victim, high where the canary seems
-to be.
+"""What an attacker makes of the message stream: one score per victim, high if it has the canary.
 
 The attacker hears every frame and knows everything public: graph, weights, learning rates,
 momentum, masks, and the canary. Replaying the tape through the algorithm with zero gradients gives
@@ -33,11 +32,10 @@ Scores = Callable[["Evidence"], np.ndarray]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Per victim: what each round carried along the canary (T, K), and the steps' gradients
-    recovered from it (T, S)."""
+    """Per victim, in clip norms over the batch size: what the attacker reads along the canary."""
 
-    rounds_TK: np.ndarray
-    steps_TS: np.ndarray
+    rounds_TK: np.ndarray  # what each round carried beyond what gossip explains
+    steps_TS: np.ndarray  # the private gradients of the steps, recovered from the rounds
 
     def of(self, trials: np.ndarray) -> Evidence:
         """Return some of the trials."""
@@ -62,64 +60,68 @@ class Replay(Pairs):
 
 
 def gather(setting: Setting, tape: Sequence[Tensor], public: PublicRandomness) -> Evidence:
-    """Turn a tape into evidence."""
+    """Replay the tape with zero gradients and keep what the frames held beyond the replay."""
     algorithm, direction_D = setting.algorithm, setting.direction_D
     network = Replay(public.nodes, list(tape))
     start_ND = torch.zeros(len(public.nodes), setting.dim)
     state: Any = algorithm.init(start_ND, start_ND[0])
     columns, shares = [], []
     for _ in range(len(tape)):
+        # `before_ND` is what the gossip so far explains of a sender's x, without any gradient.
         before_ND = state.x_ND
         state = algorithm.gossip(state, network, public)
+        # Block gossip reveals one block of coordinates a round, all others reveal all.
         known_D = torch.arange(setting.dim)
         if isinstance(algorithm, DPBlock):
             known_D = block_indices(setting.dim, algorithm.num_blocks)[
                 algorithm.block_of_round(state.round - 1, public)
             ]
+        # With error feedback the public copy x_hat follows x; otherwise the message is x itself.
         public_ND = state.x_hat_ND if setting.config.method.error_feedback else network.heard_SD
         assert public_ND is not None
+        # every other node is a victim; listeners have no data
         columns.append((public_ND - before_ND[:, known_D])[::2] @ direction_D[known_D])
         shares.append(float(direction_D[known_D].square().sum()))
     rounds_TK = torch.stack(columns, 1).numpy().astype(np.float64)
+    # rounds = mix @ steps (plus coding noise), solved for the steps by least squares
     mix_KS = _gradient_shares(setting, len(tape)) * np.array(shares)[:, None]
     unit = setting.mechanism.clip_norm / setting.mechanism.expected_batch_sizes[0]
     return Evidence(rounds_TK / unit, rounds_TK @ np.linalg.pinv(mix_KS).T / unit)
 
 
 def _gradient_shares(setting: Setting, num_rounds: int) -> np.ndarray:
-    """Return (K, S): by how much the gradient of a step moves what a round carries beyond
-    gossip."""
+    """Return (K, S): how far a step's gradient moves what a round carries beyond gossip."""
     momentum = setting.config.algorithm.momentum
     rate = setting.algorithm.learning_rate  # type: ignore[attr-defined]
+    # momentum: the velocity of step s holds the gradient of step r <= s times momentum^(s - r)
     steps = np.arange(setting.steps)
     lags_SS = steps[:, None] - steps[None, :]
     decay_SS = np.where(lags_SS >= 0, float(momentum) ** np.maximum(lags_SS, 0), 0.0)
-    moved_SS = np.cumsum(
-        -np.array([rate_at(rate, int(step)) for step in steps])[:, None] * decay_SS, axis=0
-    )
-    last_K = (
-        np.minimum(
-            (np.arange(num_rounds) + 1) * setting.config.algorithm.gossip_every, setting.steps
-        )
-        - 1
-    )
+    # the model after step s has moved by the sum of -rate * velocity up to s
+    rates_S = np.array([rate_at(rate, int(step)) for step in steps])
+    moved_SS = np.cumsum(-rates_S[:, None] * decay_SS, axis=0)
+    # a round comes after every `gossip_every` steps; polish rounds after the last step
+    gossip_every = setting.config.algorithm.gossip_every
+    last_K = np.minimum((np.arange(num_rounds) + 1) * gossip_every, setting.steps) - 1
     cumulative_KS = moved_SS[last_K]
+    # exact messages: the replay holds all earlier gradients too
     if not setting.config.method.compresses:
-        # exact messages: the replay holds all earlier gradients too
         return np.diff(cumulative_KS, axis=0, prepend=0.0)
     return cumulative_KS
 
 
 def likelihood_ratio(setting: Setting) -> Scores:
-    """Return the log-likelihood ratio of exact messages under the claimed noise and sampling
-    rate."""
+    """Return the log-likelihood ratio of exact messages under the claimed noise and rate."""
     rate, noise = setting.event.sampling_rate, setting.event.noise_multiplier
 
+    # With the canary a step shows x ~ Normal(1, noise^2) if it was drawn, with chance `rate`, else
+    # Normal(0, noise^2). Against the latter: (1 - rate) + rate exp((2 x - 1) / (2 noise^2)).
     def drawn(steps_TS: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):
             return np.logaddexp(np.log1p(-rate), np.log(rate) + (2 * steps_TS - 1) / (2 * noise**2))
 
     def score(evidence: Evidence) -> np.ndarray:
+        # under "replace one" the neighbour holds the opposite canary
         against = drawn(-evidence.steps_TS) if setting.event.sampling == "uniform" else 0.0
         return (drawn(evidence.steps_TS) - against).sum(1)
 
@@ -132,6 +134,7 @@ def discriminant(evidence: Evidence, inside_T: np.ndarray) -> Scores:
     scale_K = np.maximum(x_TK.std(0), 1e-30)
     x_TK = x_TK / scale_K
     means = [x_TK[inside_T == side].mean(0) for side in (True, False)]
+    # the covariance within both groups, which the discriminant whitens
     centred_TK = np.where(inside_T[:, None], x_TK - means[0], x_TK - means[1])
     covariance_KK = centred_TK.T @ centred_TK / len(x_TK) + 1e-3 * np.eye(x_TK.shape[1])
     weights_K = np.linalg.solve(covariance_KK, means[0] - means[1]) / scale_K

@@ -32,7 +32,7 @@ from dpcsgp.auditing.laws import MechanismAudit, audit_mechanism
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import composed_epsilon
-from dpcsgp.randomness import PrivateRandomness, PublicRandomness
+from dpcsgp.randomness import PublicRandomness
 
 TRIALS: Final = 1000
 FEWEST_TRIALS: Final = 80
@@ -83,11 +83,14 @@ class Audit:
 def audit(
     config: Config, trials: int = TRIALS, fault: str | None = None, draws: int = DRAWS
 ) -> Audit:
-    """Attack the messages of `trials` victims, half of them with the canary, and bound eps from
-    below; then draw the mechanism `draws` times and hold it against its law.
+    """Attack the messages of `trials` victims, then draw the mechanism `draws` times.
+
+    Half of the victims hold the canary; what the attacker tells apart bounds eps from below. The
+    draws are held against the law that the mechanism states.
 
     With `privacy.seed` the audit is repeatable; without it, it uses the same fresh secret noise as
-    a real run."""
+    a real run.
+    """
     if trials < FEWEST_TRIALS:
         raise ConfigError(
             f"--trials {trials}: expected at least {FEWEST_TRIALS}; the default is {TRIALS}"
@@ -96,6 +99,7 @@ def audit(
     setting = Setting.of(config)
     check_fault(fault, setting.mechanism)
     mechanism = audit_mechanism(setting, draws, fault)
+    # trials run side by side in batches, every other one with the canary
     parts, num_messages = [], 0
     inside_T = np.arange(trials) % 2 == 0
     for number, start in enumerate(range(0, trials, _BATCH)):
@@ -113,37 +117,60 @@ def audit(
 def _batch(
     setting: Setting, inside_T: np.ndarray, fault: str | None, number: int
 ) -> tuple[Evidence, int]:
+    """Train one batch of victims; return the evidence and the number of messages per trial."""
     nodes = range(2 * len(inside_T))
-    seed, secret = setting.config.run.seed, setting.config.privacy.seed
-    public = PublicRandomness((seed + number) % 2**63, nodes)
-    private = (
-        PrivateRandomness.fresh(nodes)
-        if secret is None
-        else PrivateRandomness.seeded((secret + number) % 2**63, nodes)
-    )
+    public = PublicRandomness((setting.config.run.seed + number) % 2**63, nodes)
+    private = setting.private_streams(nodes, shift=number)
     run = build_run(setting, torch.from_numpy(inside_T), private, public)
     tape = messages(break_run(run, fault))
     return gather(setting, tape, public), len(tape)
 
 
 def _judge(
-    setting: Setting, evidence: Evidence, inside_T: np.ndarray, fault: str | None, num_messages: int,
-    mechanism: MechanismAudit, started: float,
-) -> Audit:  # fmt: skip
+    setting: Setting,
+    evidence: Evidence,
+    inside_T: np.ndarray,
+    fault: str | None,
+    num_messages: int,
+    mechanism: MechanismAudit,
+    started: float,
+) -> Audit:
+    """Bound eps from the attack's success on unseen victims, and compare it with the claim."""
     name, (hits, positives), (alarms, negatives) = _attack(setting, evidence, inside_T)
+    # the bound of this attack, and of one that is always right with as many trials
     rates = Rates.of(hits, positives, alarms, negatives)
     perfect = Rates.of(positives, positives, 0, negatives)
     event, steps, delta = setting.event, setting.steps, setting.delta
     claimed = composed_epsilon([(event, steps)], delta)
     bound = same_family(rates, event, steps, delta)
     return Audit(
-        claimed, bound, any_mechanism(rates, delta), same_family(perfect, event, steps, delta),
-        any_mechanism(perfect, delta), delta, CONFIDENCE, bound <= claimed and mechanism.passed,
-        bound <= claimed, bound >= INFORMATIVE * claimed, event.relation, fault,
-        setting.config.algorithm.name, setting.config.compression.spec, event.noise_multiplier,
-        event.sampling_rate, steps, num_messages, len(inside_T), name, hits, alarms, positives, negatives,
-        mechanism, time.monotonic() - started,
-    )  # fmt: skip
+        epsilon_claimed=claimed,
+        epsilon_lower_bound=bound,
+        epsilon_lower_bound_any_mechanism=any_mechanism(rates, delta),
+        epsilon_reachable=same_family(perfect, event, steps, delta),
+        epsilon_reachable_any_mechanism=any_mechanism(perfect, delta),
+        delta=delta,
+        confidence=CONFIDENCE,
+        passed=bound <= claimed and mechanism.passed,
+        stream_passed=bound <= claimed,
+        stream_informative=bound >= INFORMATIVE * claimed,
+        neighbouring_relation=event.relation,
+        fault=fault,
+        algorithm=setting.config.algorithm.name,
+        compression=setting.config.compression.spec,
+        noise_multiplier=event.noise_multiplier,
+        sampling_rate=event.sampling_rate,
+        steps=steps,
+        messages_per_trial=num_messages,
+        trials=len(inside_T),
+        attack=name,
+        hits=hits,
+        false_alarms=alarms,
+        positives=positives,
+        negatives=negatives,
+        mechanism=mechanism,
+        seconds=time.monotonic() - started,
+    )
 
 
 def _attack(
@@ -151,6 +178,7 @@ def _attack(
 ) -> tuple[str, tuple[int, int], tuple[int, int]]:
     """Return the chosen score, and of the unseen victims with and without canary: flagged, all."""
     trials = len(inside_T)
+    # learn scores on one quarter, choose score and threshold on the next, count on the unseen half
     learn, choose, decide = np.split(np.arange(trials), [trials // 4, trials // 2])
     scores = candidates(setting, evidence.of(learn), inside_T[learn])
     chosen, claims = evidence.of(choose), claimed_curve(setting.event, setting.steps, setting.delta)

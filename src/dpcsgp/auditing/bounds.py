@@ -30,6 +30,8 @@ from scipy.stats import beta
 from dpcsgp.privacy import ReleaseEvent, composed_epsilon
 
 CONFIDENCE: Final = 0.95
+# where the claimed curve is looked at, beside the claimed delta: attacks are often strong at large
+# deltas only
 _DELTAS: Final = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3)
 _PRECISION: Final = 1.005  # of the noise multiplier that is searched for
 _LEAST_NOISE: Final = 0.02
@@ -53,8 +55,7 @@ class Rates:
         return cls(float(hit_low), float(alarm_high))
 
     def epsilon(self, delta: float) -> float:
-        """Return the eps that these rates need at this delta: the larger of both directions, at
-        least 0."""
+        """Return the eps that these rates need at this delta, at least 0, by either inequality."""
         pairs = ((self.hit_low, self.alarm_high), (1 - self.alarm_high, 1 - self.hit_low))
         return max(
             [0.0, *(math.log((up - delta) / down) for up, down in pairs if up > delta and down > 0)]
@@ -66,6 +67,7 @@ def clopper_pearson(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds on a probability; both hold together with this confidence."""
     tail = (1 - confidence) / 2
+    # quantiles of the beta law; 1e-9 only keeps it defined where the bound is trivial
     low = np.where(
         successes > 0, beta.ppf(tail, np.maximum(successes, 1e-9), trials - successes + 1), 0.0
     )
@@ -77,21 +79,23 @@ def clopper_pearson(
 def best_threshold(
     inside: np.ndarray, outside: np.ndarray, claims: Mapping[float, float]
 ) -> tuple[float, tuple[float, float]]:
-    """Return the threshold that speaks loudest against the claimed curve (delta -> eps), and how
-    loud.
+    """Return the threshold that contradicts the claimed curve (delta -> eps) most, and by how much.
 
     Compared are, in this order: the eps that the rates need beyond the claim at some delta (0 if
-    none), and the distance ndtri(hit_low) - ndtri(alarm_high) in standard deviations."""
+    none), and the distance ndtri(hit_low) - ndtri(alarm_high) in standard deviations.
+    """
+    # candidate thresholds lie halfway between neighbouring scores
     cuts_C = np.unique(np.concatenate([inside, outside]))
     cuts_C = (cuts_C[1:] + cuts_C[:-1]) / 2 if len(cuts_C) > 1 else cuts_C
+    # rates above each threshold, at their worst within the confidence interval
     hits_C = len(inside) - np.searchsorted(np.sort(inside), cuts_C, side="right")
     alarms_C = len(outside) - np.searchsorted(np.sort(outside), cuts_C, side="right")
     hit_C, _ = clopper_pearson(hits_C, len(inside))
     _, alarm_C = clopper_pearson(alarms_C, len(outside))
+    # eps needed beyond the claim, by both inequalities at every delta; a threshold below or above
+    # everything separates nothing and divides by zero
     excess_C = np.zeros(len(cuts_C))
-    with np.errstate(
-        invalid="ignore", divide="ignore"
-    ):  # a threshold below or above everything separates nothing
+    with np.errstate(invalid="ignore", divide="ignore"):
         for up_C, down_C in ((hit_C, alarm_C), (1 - alarm_C, 1 - hit_C)):
             for delta, claimed in claims.items():
                 needed_C = np.log(np.maximum(up_C - delta, 0.0) / down_C)
@@ -112,13 +116,13 @@ def any_mechanism(rates: Rates, delta: float) -> float:
 
 
 def same_family(rates: Rates, event: ReleaseEvent, steps: int, delta: float) -> float:
-    """Return the eps of the largest noise multiplier that these rates do not rule out, by
-    bisection."""
+    """Return the eps of the largest noise that these rates do not rule out, by bisection."""
     deltas = (*_DELTAS, delta)
 
     def ruled_out(noise: float) -> bool:
         return contradicts(rates, replace(event, noise_multiplier=noise), steps, deltas)
 
+    # Bracket: less noise allows more, so it is harder to rule out. `high` is ruled out, `low` not.
     low = high = event.noise_multiplier
     while ruled_out(low) and low > _LEAST_NOISE:
         low /= 2
@@ -127,6 +131,7 @@ def same_family(rates: Rates, event: ReleaseEvent, steps: int, delta: float) -> 
             low, high = high, 2 * high
             if high > 1e4 * event.noise_multiplier:
                 return 0.0
+    # Bisect in logarithms.
     while high / low > _PRECISION:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if ruled_out(middle) else (middle, high)
@@ -135,8 +140,7 @@ def same_family(rates: Rates, event: ReleaseEvent, steps: int, delta: float) -> 
 
 
 def contradicts(rates: Rates, event: ReleaseEvent, steps: int, deltas: Sequence[float]) -> bool:
-    """Say whether these rates are beyond what this many such releases allow, at any of these
-    deltas."""
+    """Say whether these rates exceed what so many releases allow, at any of these deltas."""
     return any(
         (needed := rates.epsilon(delta)) > 0 and needed > composed_epsilon([(event, steps)], delta)
         for delta in deltas

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpcsgp.auditing.experiment import CANARY_NORMS, DIM, Setting, output_as_loss
+from dpcsgp.auditing.experiment import CANARY_NORMS, DIM, Setting, canary_axis, output_as_loss
 from dpcsgp.auditing.faults import break_engine, break_mechanism
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import ClippingEngine, GaussianMechanism, ReleaseEvent, clipping_engine
@@ -89,19 +89,14 @@ class Draws:
 
 
 def draw_mechanism(setting: Setting, draws: int, fault: str | None) -> Draws:
-    """Make `draws` releases of the run's own mechanism with the run's own clipping, and watch
-    them."""
+    """Make `draws` releases with the run's own mechanism and clipping, and watch them."""
     if draws < FEWEST_DRAWS:
         raise ConfigError(
             f"--draws {draws}: expected at least {FEWEST_DRAWS}; the default is {DRAWS}"
         )
-    mechanism, secret = many_nodes(setting), setting.config.privacy.seed
+    mechanism = many_nodes(setting)
     engine = clipping_engine(nn.Sequential(nn.Linear(DIM, 1, bias=False)), output_as_loss)
-    private = (
-        PrivateRandomness.fresh(range(NODES))
-        if secret is None
-        else PrivateRandomness.seeded((secret + _SEED_SHIFT) % 2**63, range(NODES))
-    )
+    private = setting.private_streams(range(NODES), shift=_SEED_SHIFT)
     watch = Watch(mechanism, break_engine(engine, fault))
     return watch_releases(watch, break_mechanism(mechanism, fault), private, draws)
 
@@ -109,8 +104,7 @@ def draw_mechanism(setting: Setting, draws: int, fault: str | None) -> Draws:
 def watch_releases(
     watch: Watch, mechanism: Releases, private: PrivateRandomness, draws: int
 ) -> Draws:
-    """Draw a mechanism that should keep the law of `watch.mechanism`; huge data sets get fewer
-    draws."""
+    """Draw what should keep the law of `watch.mechanism`; huge data sets get fewer draws."""
     affordable = max(FEWEST_DRAWS, min(draws, _MOST_CHOICES // watch.total))
     for step in range(math.ceil(affordable / NODES)):
         watch.begin()
@@ -119,8 +113,7 @@ def watch_releases(
 
 
 def many_nodes(setting: Setting) -> GaussianMechanism:
-    """Return the run's mechanism for many nodes like its first: same noise, clip norm, sampling and
-    rate."""
+    """Return the run's mechanism for many nodes like its first, at the same sampling rate."""
     batch, total = scaled(*setting.stated_batch)
     return replace(
         setting.mechanism,
@@ -132,6 +125,7 @@ def many_nodes(setting: Setting) -> GaussianMechanism:
 
 def scaled(batch: int, total: int) -> tuple[int, int]:
     """Return the smallest like batch and data size: the same rate within a thousandth."""
+    # the first fraction near enough, with denominators of twice the size at each try
     rate = Fraction(batch, total)
     near, room = Fraction(0), 32
     while abs(near - rate) > rate / 1000:
@@ -141,30 +135,29 @@ def scaled(batch: int, total: int) -> tuple[int, int]:
 
 
 def axes(dim: int) -> tuple[Tensor, Tensor]:
-    """Return two unit vectors at right angles, along no coordinate axis; `dim` is a multiple of
-    4."""
-    first_D = (1.0 - 2.0 * (torch.arange(dim) % 3 == 0)) / dim**0.5
+    """Return the canary's unit vector and one orthogonal to it; `dim` is a multiple of 4."""
+    first_D = canary_axis(dim)
     return first_D, first_D * (1.0 - 2.0 * (torch.arange(dim) % 4 >= 2))
 
 
 class Watch:
-    """Sums the drawn examples as a run does, and keeps what the tests need: counts, sizes,
-    noise."""
+    """Sums the drawn examples as a run does, and keeps what the tests need."""
 
     def __init__(self, mechanism: GaussianMechanism, engine: ClippingEngine) -> None:
         self.mechanism, self.engine = mechanism, engine
         self.total = mechanism.num_examples[0]
         self.inside_N = torch.arange(NODES) % 2 == 0
-        # Under "replace one" the neighbour holds the opposite canary, under "add or remove" a
-        # blank.
+        # "replace one": the neighbour holds the opposite canary; "add or remove": a blank
         self.other = -1.0 if mechanism.sampling == "uniform" else 0.0
         self.canary_axis_D, self.other_axis_D = axes(DIM)
         self.canary_N = torch.where(self.inside_N, 1.0, self.other)
         self.length_J = torch.where(torch.arange(self.total) % 2 == 0, _LONG, _SHORT)
         self.length_J[0] = 0.0  # the canary's place
+        # of the release under way: batches of the first step, of the last and of this one
         self.first_NJ = self.before_NJ = self.drawn_NJ = torch.zeros(0)
         self.sum_ND = torch.zeros(0)
         self.sums = 0
+        # over all releases so far
         self.times_J = torch.zeros(self.total, dtype=torch.int64)
         self.shared_nodes = self.most_repeats = 0
         self.fewest, self.most, self.sum_error = 2**31, 0, 0.0
@@ -179,8 +172,10 @@ class Watch:
     def clipped_sum(self, indices_NE: Tensor, present_NE: Tensor) -> Tensor:
         """Note who was drawn and what the sum must be; return what the engine makes of it."""
         self.sums += 1
+        # who was drawn; absent places point at example 0 and count nothing
         places_NE = indices_NE.where(present_NE, 0)
         self.drawn_NJ.scatter_add_(1, places_NE, present_NE.to(torch.int8))
+        # what the sum must be: every example clipped by itself to at most one clip norm
         unit = self.mechanism.clip_norm
         lengths_NE = self.length_J[places_NE].clamp(max=1.0).double() * present_NE
         canary_N = (self.canary_N[:, None] * (places_NE == 0) * present_NE).sum(1)
@@ -188,6 +183,7 @@ class Watch:
             canary_N[:, None].double() * self.canary_axis_D
             + lengths_NE.sum(1)[:, None] * self.other_axis_D
         )
+        # what the engine under audit makes of the same examples
         inputs_NED = unit * self._examples(places_NE)
         targets_NE = torch.zeros(places_NE.shape)
         sum_ND = self.engine.clipped_sum(
@@ -200,12 +196,15 @@ class Watch:
     def end(self, release_ND: Tensor) -> None:
         """Note what came out."""
         clip, batch = self.mechanism.clip_norm, self.mechanism.expected_batch_sizes[0]
+        # undo the public divisor
         total_ND = release_ND.double() * batch / clip
+        # what is left after the known sum, in units of the noise; it is raised by the slack
         noise_ND = (
             (total_ND - self.sum_ND / clip)
             / self.mechanism.noise_multipliers[0]
             / (1 + SENSITIVITY_SLACK)
         )
+        # what batches have in common with the step before, the first step and the next node
         drawn_NJ, first = self.drawn_NJ > 0, not self.steps
         self.first_NJ = drawn_NJ if first else self.first_NJ
         self.times_J += self.drawn_NJ.sum(0)
@@ -213,28 +212,41 @@ class Watch:
         self.shared_nodes += int((drawn_NJ[0::2] & drawn_NJ[1::2]).sum())
         self.fewest, self.most = min(self.fewest, self.sums), max(self.most, self.sums)
         shared = 0 if first else int((drawn_NJ & (self.before_NJ > 0)).sum())
-        self.steps.append({
-            "noise": noise_ND.numpy(),
-            "heard": (total_ND @ self.canary_axis_D.double()).numpy(),
-            "sizes": self.drawn_NJ.sum(1).numpy(),
-            "canary": self.drawn_NJ[:, 0].numpy() > 0,
-            "shared": np.array(shared),
-            "shared_first": np.array(0 if first else int((drawn_NJ & self.first_NJ).sum())),
-        })  # fmt: skip
+        self.steps.append(
+            {
+                "noise": noise_ND.numpy(),
+                "heard": (total_ND @ self.canary_axis_D.double()).numpy(),
+                "sizes": self.drawn_NJ.sum(1).numpy(),
+                "canary": self.drawn_NJ[:, 0].numpy() > 0,
+                "shared": np.array(shared),
+                "shared_first": np.array(0 if first else int((drawn_NJ & self.first_NJ).sum())),
+            }
+        )
 
     def draws(self) -> Draws:
         """Return all that was noted."""
         kept = {name: np.stack([step[name] for step in self.steps]) for name in self.steps[0]}
         return Draws(
-            self.mechanism.event(0), self.mechanism.expected_batch_sizes[0], self.total,
-            self.inside_N.numpy(), kept["noise"], kept["heard"], kept["sizes"], kept["canary"],
-            self.times_J.numpy(), kept["shared"], kept["shared_first"], self.shared_nodes,
-            self.most_repeats, (self.fewest, self.most), self.sum_error, self.other,
-        )  # fmt: skip
+            event=self.mechanism.event(0),
+            expected_batch_size=self.mechanism.expected_batch_sizes[0],
+            num_examples=self.total,
+            inside_N=self.inside_N.numpy(),
+            noise_SND=kept["noise"],
+            heard_SN=kept["heard"],
+            sizes_SN=kept["sizes"],
+            canary_SN=kept["canary"],
+            times_J=self.times_J.numpy(),
+            shared_S=kept["shared"],
+            shared_first_S=kept["shared_first"],
+            shared_nodes=self.shared_nodes,
+            most_repeats=self.most_repeats,
+            sums_per_release=(self.fewest, self.most),
+            sum_error=self.sum_error,
+            other_canary=self.other,
+        )
 
     def _examples(self, indices_NE: Tensor) -> Tensor:
-        """Return the drawn examples (N, E, D) in clip norms; an example is its own gradient
-        here."""
+        """Return the drawn examples (N, E, D) in clip norms; each is its own gradient."""
         canary_NE = CANARY_NORMS * self.canary_N[:, None] * (indices_NE == 0)
         return canary_NE[..., None] * self.canary_axis_D + (
             self.length_J[indices_NE][..., None] * self.other_axis_D

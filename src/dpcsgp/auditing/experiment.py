@@ -1,5 +1,4 @@
-"""The experiment of an audit: many victims with or without one worst-case example, and a tape of
-all their messages.
+"""The experiment of an audit: victims with or without a canary, and a tape of all their messages.
 
 Each trial is a pair of nodes that hear nobody else: a victim that may hold the canary, and a
 listener without data. All trials run side by side through the real training loop, mechanism,
@@ -7,7 +6,7 @@ algorithm, compressor and frames. The model is linear with loss equal to its out
 example's gradient is the example itself: the canary is ten clip norms long (it is clipped to one),
 all other examples are zero. No data set and no model could be told apart more easily.
 
-Legend: N nodes (two per trial), E places for examples, D coordinates, B bytes of a frame.
+Legend: N nodes (two per trial), T trials, E places for examples, D coordinates, B bytes of a frame.
 """
 
 from __future__ import annotations
@@ -66,18 +65,17 @@ class Setting:
 
     @classmethod
     def of(cls, config: Config) -> Setting:
-        """Take the first node's promise from the settings; long runs are audited over their first
-        steps."""
+        """Take the first node's promise; long runs are audited over their first steps."""
         if not config.method.sends:
             raise ConfigError(
                 f"algorithm.name = '{config.algorithm.name}': sends no messages, so there is no "
-                "stream to attack; "
-                "audit dp-csgp, which uses the same mechanism"
+                "stream to attack; audit dp-csgp, which uses the same mechanism"
             )
         if config.privacy.noise == "none":
             raise ConfigError(
                 "privacy.noise = 'none': nothing is promised, so there is nothing to audit"
             )
+        # one victim with the noise and the rate of the first node, but fewer examples
         num_examples = declared_examples(config)
         whole = build_mechanism(config, [num_examples] * config.graph.num_nodes)
         stated = (whole.expected_batch_sizes[0], num_examples)
@@ -96,9 +94,20 @@ class Setting:
 
     @property
     def direction_D(self) -> Tensor:
-        """Unit vector of the canary's gradient; it lies along no coordinate axis."""
-        signs_D = 1.0 - 2.0 * (torch.arange(self.dim) % 3 == 0)
-        return signs_D / self.dim**0.5
+        """Unit vector of the canary's gradient."""
+        return canary_axis(self.dim)
+
+    def private_streams(self, nodes: Sequence[int], shift: int) -> PrivateRandomness:
+        """Return fresh private streams, or repeatable ones (`shift` apart) with `privacy.seed`."""
+        seed = self.config.privacy.seed
+        if seed is None:
+            return PrivateRandomness.fresh(nodes)
+        return PrivateRandomness.seeded((seed + shift) % 2**63, nodes)
+
+
+def canary_axis(dim: int) -> Tensor:
+    """Return the unit vector of the canary; it lies along no coordinate axis."""
+    return (1.0 - 2.0 * (torch.arange(dim) % 3 == 0)) / dim**0.5
 
 
 def declared_examples(config: Config) -> int:
@@ -113,8 +122,7 @@ def declared_examples(config: Config) -> int:
 
 
 def _smaller(batch: int, total: int) -> tuple[int, int]:
-    """Return a batch size and a number of examples with the same rate and fewer examples, if that
-    can be had."""
+    """Return a batch size and fewer examples at the same rate, if there are such."""
     rate = Fraction(batch, total)
     near = rate.limit_denominator(_MOST_EXAMPLES)
     chosen = near if abs(near - rate) <= rate / 100 else rate
@@ -134,8 +142,7 @@ def _algorithm(config: Config, dim: int) -> Algorithm[Any]:
 
 @dataclass
 class Pairs:
-    """A network of pairs: every node hears itself and its partner, and everything that is sent is
-    taped."""
+    """A network of pairs: a node hears itself and its partner; everything sent is taped."""
 
     nodes: tuple[int, ...]
     tape: list[Tensor] = field(default_factory=list)
@@ -161,12 +168,8 @@ class Pairs:
 
     def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
         """Add the average of a pair to both of its nodes."""
-        half_ND = (
-            values_SD.reshape(-1, 2, values_SD.shape[1])
-            .to(torch.float64)
-            .mean(1)
-            .repeat_interleave(2, 0)
-        )
+        pairs_T2D = values_SD.reshape(-1, 2, values_SD.shape[1]).to(torch.float64)
+        half_ND = pairs_T2D.mean(1).repeat_interleave(2, 0)
         return half_ND if onto_ND is None else onto_ND.add_(half_ND)
 
     def gather_values(self, name: str, value: Any) -> list[Any]:
@@ -193,8 +196,10 @@ def output_as_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True)
 class CanaryTask:
-    """Even nodes are victims: example 0 is `canary_ND` of their row (zero: no canary), all others
-    are zero."""
+    """Even nodes are victims: example 0 is their row of `canary_ND`, all others are zero.
+
+    A row of zeros means that the victim does not hold the canary.
+    """
 
     module: nn.Module
     canary_ND: Tensor
@@ -230,6 +235,7 @@ def build_run(
     other = -1.0 if setting.event.sampling == "uniform" else 0.0
     canary_ND = torch.zeros(len(nodes), setting.dim)
     canary_ND[::2] = length * setting.direction_D * torch.where(inside, 1.0, other)[:, None]
+    # victims and listeners take turns; a listener has no examples and adds no noise
     victim = setting.mechanism
     mechanism = replace(
         victim,

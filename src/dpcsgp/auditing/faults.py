@@ -27,9 +27,17 @@ from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.training import Run
 
 Fault = Literal[
-    "noise", "clipping", "order", "rate", "double-rate", "reused-noise", "same-batch",
-    "mean-clipping", "drawn-size", "copied-noise",
-]  # fmt: skip
+    "noise",
+    "clipping",
+    "order",
+    "rate",
+    "double-rate",
+    "reused-noise",
+    "same-batch",
+    "mean-clipping",
+    "drawn-size",
+    "copied-noise",
+]
 
 FAULTS: Final[dict[str, str]] = {
     "noise": "a tenth of the noise",
@@ -46,8 +54,7 @@ FAULTS: Final[dict[str, str]] = {
 
 
 def check_fault(fault: str | None, mechanism: GaussianMechanism) -> None:
-    """Refuse a fault that does not exist, and one that would change nothing under these
-    settings."""
+    """Refuse a fault that does not exist, and one that would change nothing here."""
     if fault is None:
         return
     if fault not in get_args(Fault):
@@ -67,6 +74,7 @@ def check_fault(fault: str | None, mechanism: GaussianMechanism) -> None:
 def break_run(run: Run, fault: str | None) -> Run:
     """Return the run with a fault."""
     honest = run.gradients
+    # encoding before the noise needs two parts that know of each other
     if fault == "order":
         aside = NoiseAside(honest.mechanism)
         gradients = replace(honest, mechanism=cast(GaussianMechanism, aside))
@@ -124,6 +132,7 @@ class Faulty:
             return sum_ND
 
         grad_ND = self._mechanism.release(spoilt_sum, step, random, active)
+        # released * divisor = sum + noise; nodes that took no part have neither
         divisors_N1 = torch.tensor(self._mechanism.expected_batch_sizes)[:, None].clamp(min=1)
         idle_N = ~torch.tensor(active)
         sums[-1][idle_N] = 0
@@ -131,9 +140,13 @@ class Faulty:
         return (sums[-1] + noise_ND) / self.divisors(divisors_N1, sizes[-1][:, None])
 
     def batch(
-        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness,
+        self,
+        indices_NE: Tensor,
+        present_NE: Tensor,
+        step: int,
+        random: PrivateRandomness,
         active: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Return the batch that is used."""
         return indices_NE, present_NE
 
@@ -155,9 +168,13 @@ class Oversampled(Faulty):
         self._factor = factor
 
     def batch(
-        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness,
+        self,
+        indices_NE: Tensor,
+        present_NE: Tensor,
+        step: int,
+        random: PrivateRandomness,
         active: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Draw anew, at a larger rate."""
         totals = self._mechanism.num_examples
         present = np.zeros((len(totals), max(totals)), dtype=bool)
@@ -179,9 +196,13 @@ class SameBatch(Faulty):
     _first: tuple[Tensor, Tensor] | None = None
 
     def batch(
-        self, indices_NE: Tensor, present_NE: Tensor, step: int, random: PrivateRandomness,
+        self,
+        indices_NE: Tensor,
+        present_NE: Tensor,
+        step: int,
+        random: PrivateRandomness,
         active: Sequence[bool],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Return the batch of the first step."""
         if self._first is None:
             self._first = indices_NE.clone(), present_NE.clone()
@@ -238,6 +259,7 @@ class Unclipped:
         shape: PassShape = PassShape(),
     ) -> Tensor:
         """Return the plain sum of gradients."""
+        # a clip norm that no gradient reaches
         return self.engine.clipped_sum(
             parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm, shape
         )
@@ -246,8 +268,7 @@ class Unclipped:
 @final
 @dataclass(frozen=True)
 class MeanClipped:
-    """A clipping engine with one factor for the whole batch; an example must be its own
-    gradient."""
+    """A clipping engine with one factor per batch; an example must be its own gradient."""
 
     engine: ClippingEngine
 
@@ -261,6 +282,7 @@ class MeanClipped:
         shape: PassShape = PassShape(),
     ) -> Tensor:
         """Scale the plain sum so that the mean norm of the batch becomes the clip norm."""
+        # norms of the gradients, which here are the examples themselves
         norms_NE = inputs.norm(dim=-1) * present_NE
         mean_N1 = (norms_NE.sum(1) / present_NE.sum(1).clamp(min=1))[:, None]
         sum_ND = Unclipped(self.engine).clipped_sum(
@@ -283,8 +305,7 @@ class NoiseAside:
     def release(
         self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: list[bool]
     ) -> Tensor:
-        """Release as usual, and note what the noise was: the same step without noise draws the same
-        batch."""
+        """Release as usual, and note the noise: without it, the step draws the same batch."""
         quiet = replace(self._mechanism, noise_multipliers=(0.0,) * len(active))
         grad_ND = self._mechanism.release(clipped_sum, step, random, active)
         self.noise_ND = grad_ND - quiet.release(clipped_sum, step, random, active)

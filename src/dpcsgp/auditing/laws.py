@@ -42,9 +42,8 @@ from dpcsgp.privacy.passes import SUM_SLACK
 
 ALARMS: Final = 1e-5
 SUM_TOLERANCE: Final = SUM_SLACK  # clip norms: what the mechanism's noise is raised by for rounding
-_SPARE_NOISE: Final = (
-    0.01  # noise may be this much above the stated one, which is raised for rounding: safe
-)
+# noise may be this much above the stated one, which is raised for rounding: safe
+_SPARE_NOISE: Final = 0.01
 _TAIL: Final = 4.0  # standard deviations
 _LEAST: Final = 1e-5  # noise is on a grid, and exact zeros would have a magnitude score of -inf
 
@@ -103,16 +102,30 @@ def audit_mechanism(
 
 def judge_draws(draws: Draws, stated: tuple[int, int], started: float) -> MechanismAudit:
     """Make all checks that apply to these settings."""
+    # Bonferroni: every test gets an equal share of the false alarms
     tests = list(_tests(draws))
     level = ALARMS / len(tests)
     checks = tuple(_check(name, unit, test(level), level) for name, unit, test in tests)
     steps, nodes, dim = draws.noise_SND.shape
     event = draws.event
     return MechanismAudit(
-        draws.size, nodes, steps, dim, event.noise_multiplier, event.sampling, event.sampling_rate,
-        draws.expected_batch_size, draws.num_examples, *stated, ALARMS, POWER,
-        not any(check.flagged for check in checks), checks, time.monotonic() - started,
-    )  # fmt: skip
+        draws=draws.size,
+        nodes=nodes,
+        steps=steps,
+        coordinates=dim,
+        noise_multiplier=event.noise_multiplier,
+        sampling=event.sampling,
+        sampling_rate=event.sampling_rate,
+        expected_batch_size=draws.expected_batch_size,
+        num_examples=draws.num_examples,
+        stated_batch_size=stated[0],
+        stated_examples=stated[1],
+        false_alarm_level=ALARMS,
+        power=POWER,
+        passed=not any(check.flagged for check in checks),
+        checks=checks,
+        seconds=time.monotonic() - started,
+    )
 
 
 def _check(name: str, unit: str, finding: Finding, level: float) -> Check:
@@ -122,6 +135,8 @@ def _check(name: str, unit: str, finding: Finding, level: float) -> Check:
 
 
 def _tests(draws: Draws) -> Iterator[tuple[str, str, Test]]:
+    """Yield (property, unit, test) for all that the stated law says under these settings."""
+    # of unit size whatever the noise is: a wrong size is the business of two tests alone
     noise_SND = draws.noise_SND / max(float(np.sqrt(np.square(draws.noise_SND).mean())), 1e-300)
     scores_SND = magnitudes(noise_SND)
     yield from _sampling(draws)
@@ -166,6 +181,7 @@ def _rate_of_any(counts: np.ndarray, trials: int, rate: float) -> Test:
 
 def _fresh_batches(draws: Draws) -> Iterator[tuple[str, str, Test]]:
     """Batches of other steps and nodes have no more in common than chance gives them."""
+    # name -> examples in common, places where there could be one, chance of each
     rate, (steps, nodes) = draws.event.sampling_rate, draws.sizes_SN.shape
     places = nodes * draws.num_examples
     odd, even, first = draws.shared_S[1::2], draws.shared_S[2::2], draws.shared_first_S[1:]
@@ -178,8 +194,7 @@ def _fresh_batches(draws: Draws) -> Iterator[tuple[str, str, Test]]:
     }
 
     def reused(shared: int, trials: int, chance: float) -> Test:
-        # If a share s of batches is used again, a place agrees with chance rate * (rate + s (1 -
-        # rate)).
+        # If a share s of batches is reused, a place agrees with chance rate (rate + s (1 - rate)).
         def test(level: float) -> Finding:
             found = proportion(shared, trials, chance, level)
             share = rate / (1 - rate)
@@ -222,6 +237,7 @@ def _missing(beyond: int, size: int, chance: float, level: float) -> Finding:
 
 def _fresh_noise(name: str, values_SND: np.ndarray) -> Iterator[tuple[str, str, Test]]:
     """New in every step, coordinate and node: consecutive steps together, then every pair."""
+    # consecutive steps: many pairs in one coefficient, so that a small share of reuse shows
     steps, nodes, dim = values_SND.shape
     pairs = {
         "2k, 2k+1": values_SND[: steps - steps % 2],
@@ -229,6 +245,7 @@ def _fresh_noise(name: str, values_SND: np.ndarray) -> Iterator[tuple[str, str, 
     }
     for label, part_SND in pairs.items():
         yield f"{name}: steps {label}", "correl.", _follows(part_SND[0::2], part_SND[1::2])
+    # every pair by itself: finds two that are alike, wherever they are
     rows = {
         "any two steps": values_SND.reshape(steps, -1),
         "any coordinates": values_SND.reshape(-1, dim).T,
@@ -251,6 +268,7 @@ def _noise_and_batch(
 ) -> Iterator[tuple[str, str, Test]]:
     """What is left after the stated sum knows nothing about the batch: neither canary nor size."""
     inside, event = draws.inside_N, draws.event
+    # what is left along the canary must not follow whether it was drawn
     drawn = draws.canary_SN[:, inside] - event.sampling_rate
     along_SN = noise_SND[:, inside] @ draws.canary_axis_D
 
@@ -260,6 +278,7 @@ def _noise_and_batch(
         return Finding(found.seen * per_unit, found.p_value, found.smallest * per_unit)
 
     yield "canary adds one clip norm", "clip norms", contribution
+    # Poisson batches vary in size, which neither the release nor the noise may follow
     if event.sampling == "poisson":
         sizes_SN = draws.sizes_SN - draws.num_examples * event.sampling_rate
         yield "drawn size: release", "correl.", _follows(sizes_SN, noise_SND @ draws.other_axis_D)

@@ -27,8 +27,7 @@ POWER: Final = 0.99
 
 
 class Finding(NamedTuple):
-    """What one test saw: the deviation, its p-value, and the smallest deviation it would have
-    caught."""
+    """What one test saw: the deviation, its p-value, and the smallest one it would have caught."""
 
     seen: float
     p_value: float
@@ -38,18 +37,17 @@ class Finding(NamedTuple):
 def proportion(
     successes: int, trials: int, rate: float, level: float, cases: int = 1, fewer: bool = False
 ) -> Finding:
-    """Compare a count with Binomial(trials, rate), on both sides; deviations are shares of the
-    rate.
+    """Compare a count with Binomial(trials, rate) on both sides; deviations are shares of the rate.
 
     `cases` is of how many like counts this one is the most extreme. The smallest fault is a rate
     that is too large, or too small if `fewer` (or if nothing is larger); infinite if not even
-    "never" shows."""
+    "never" shows.
+    """
     below, above = binom.cdf(successes, trials, rate), binom.sf(successes - 1, trials, rate)
     p_value = min(1.0, 2 * cases * float(min(below, above)))
     tail = level / (2 * cases)
     low, high = int(binom.ppf(tail, trials, rate)), int(binom.isf(tail, trials, rate))
-    # Flagged are counts below `low` and above `high`; the rate that gives them with probability
-    # POWER:
+    # Flagged are counts below `low` and above `high`: which rate gives them with chance POWER?
     if fewer or high == trials:
         smallest = 1 - float(beta.ppf(1 - POWER, low, trials - low + 1)) / rate if low else math.inf
     else:
@@ -102,8 +100,7 @@ def correlated(first: np.ndarray, second: np.ndarray, level: float, pairs: int =
 
 
 def any_pair_correlated(values_RM: np.ndarray, level: float) -> Finding:
-    """Look at every pair of rows of Gaussian values of mean 0, and report the pair that is most
-    alike."""
+    """Look at every pair of rows of Gaussian values of mean 0; report the most correlated."""
     lengths_R = np.maximum(np.linalg.norm(values_RM, axis=1), 1e-300)
     alike_RR = (values_RM @ values_RM.T) / np.outer(lengths_R, lengths_R)
     alike_P = alike_RR[np.triu_indices(len(values_RM), 1)]
@@ -112,15 +109,13 @@ def any_pair_correlated(values_RM: np.ndarray, level: float) -> Finding:
 
 
 def from_correlation(seen: float, size: int, level: float, pairs: int = 1) -> Finding:
-    """Return the finding of a correlation coefficient about known means: t with size - 1
-    degrees."""
+    """Return the finding of a correlation about known means: t with size - 1 degrees."""
     freedom = size - 1
     strength = abs(seen) * math.sqrt(freedom / max(1 - seen**2, 1e-15))
     p_value = min(1.0, 2 * pairs * float(t.sf(strength, freedom)))
     critical = float(t.isf(level / (2 * pairs), freedom))
     least = critical / math.sqrt(freedom + critical**2)
-    # Fisher's transform: atanh(r) has standard deviation 1 / sqrt(size - 3) about atanh of the
-    # truth.
+    # Fisher: atanh(r) has standard deviation 1 / sqrt(size - 3) about atanh of the truth.
     smallest = math.tanh(math.atanh(least) + float(norm.ppf(POWER)) / math.sqrt(size - 3))
     return Finding(seen, p_value, smallest)
 
@@ -156,6 +151,5 @@ def from_distance(distance: float, size: int, level: float) -> Finding:
 
 
 def exactly(deviation: float, allowed: float) -> Finding:
-    """Return the finding of a comparison without chance: anything beyond what is allowed is a
-    fault."""
+    """Return the finding of a comparison without chance: what is not allowed is a fault."""
     return Finding(deviation, float(deviation <= allowed), allowed)

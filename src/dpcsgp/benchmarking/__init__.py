@@ -12,17 +12,17 @@ from dpcsgp.benchmarking.mixing import benchmark_mixing
 from dpcsgp.benchmarking.noise import benchmark_noise
 from dpcsgp.benchmarking.scale import ScalePoint, benchmark_scale
 from dpcsgp.benchmarking.step import Hotspot, benchmark_step
-from dpcsgp.benchmarking.timing import Ratio, deciding_clock
+from dpcsgp.benchmarking.stopwatch import Ratio, deciding_clock
 from dpcsgp.errors import ConfigError
 
-__all__ = ["GROUPS", "Hotspot", "Outcome", "Ratio", "ScalePoint", "benchmark"]
+__all__ = ["GROUPS", "Hotspot", "Measurements", "Ratio", "ScalePoint", "benchmark"]
 
 GROUPS: Final = ("clipping", "compression", "mixing", "noise", "step", "scale")
 
 
 @final
 @dataclass
-class Outcome:
+class Measurements:
     """Everything that a benchmark found."""
 
     ratios: list[Ratio] = field(default_factory=list)
@@ -41,12 +41,11 @@ class Outcome:
         }
 
 
-def benchmark(group: str = "all", quick: bool = False) -> Outcome:
-    """Measure one group or all; `quick` uses tiny sizes, which prove that it runs and are held to
-    no limit."""
+def benchmark(group: str = "all", quick: bool = False) -> Measurements:
+    """Measure one group or all; `quick` uses tiny sizes that are held to no limit."""
     if group not in (*GROUPS, "all"):
         raise ConfigError(f"benchmark {group!r}: expected one of {', '.join(GROUPS)}, all")
-    outcome = Outcome()
+    outcome = Measurements()
     simple = {
         "clipping": benchmark_clipping,
         "compression": benchmark_compression,

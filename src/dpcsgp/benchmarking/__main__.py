@@ -1,5 +1,4 @@
-"""One measurement in a process of its own, so that its peak memory is its own; prints one line of
-JSON.
+"""One measurement in a process of its own, whose peak memory it is; prints one line of JSON.
 
 python -m dpcsgp.benchmarking scale 100 5 full
 python -m dpcsgp.benchmarking memory resnet18 ours
@@ -18,8 +17,7 @@ from dpcsgp.runtime.memory import keep_freed_memory
 
 
 def main(kind: str, *arguments: str) -> None:
-    """Measure and print, with memory handled as the command line does; peers get the system's
-    defaults."""
+    """Measure and print; memory is handled as by the command line, for peers as usual."""
     if kind == "opacus":
         serve(*arguments)
         return

@@ -10,7 +10,7 @@ from typing import Final
 from dpcsgp.benchmarking import opacus_modes
 from dpcsgp.benchmarking.peak import gradient_memory
 from dpcsgp.benchmarking.peers import Peer
-from dpcsgp.benchmarking.timing import Clock, Ratio, Times, compare, deciding_clock, measure
+from dpcsgp.benchmarking.stopwatch import Clock, Ratio, Times, compare, deciding_clock, measure
 from dpcsgp.benchmarking.workload import RESNET18, TINY, TWO_LAYERS, WORKLOADS, Workload
 from dpcsgp.errors import DpcsgpError
 
@@ -21,27 +21,22 @@ MODES: Final = {mode: f"Opacus {mode}" for mode in opacus_modes.MODES}
 
 
 def benchmark_clipping(quick: bool = False) -> list[Ratio]:
-    """Compare private gradients of the two-layer network (10 nodes) and of ResNet-18 (one node)
-    with the peers."""
+    """Compare private gradients of two layers (10 nodes) and ResNet-18 (one) with peers."""
     clock = deciding_clock()
     if quick:
         return _two_layers(TINY, clock, rounds=3, slow_rounds=2)
-    return _two_layers(TWO_LAYERS, clock, rounds=15, slow_rounds=7) + _resnet(
-        RESNET18, clock, rounds=5
-    )
+    ratios = _two_layers(TWO_LAYERS, clock, rounds=15, slow_rounds=7)
+    return ratios + _resnet(RESNET18, clock, rounds=5)
 
 
 def _two_layers(work: Workload, clock: Clock, rounds: int, slow_rounds: int) -> list[Ratio]:
     note = f"{work.model}, {work.num_nodes} nodes x batch {work.batch_size}"
-    times = measure(
-        {
-            PLAIN: work.plain(),
-            TORCH_NOISE: work.private(secure=False),
-            OURS: work.private(secure=True),
-        },
-        rounds,
-        2,
-    )
+    ways: dict[str, Callable[[], object]] = {
+        PLAIN: work.plain(),
+        TORCH_NOISE: work.private(secure=False),
+        OURS: work.private(secure=True),
+    }
+    times = measure(ways, rounds, warm_up=2)
     ratios = [
         compare("clipping", times, TORCH_NOISE, PLAIN, clock=clock, limit=2.2, note=note),
         compare("clipping", times, OURS, PLAIN, clock=clock, limit=2.2, note=note),
@@ -76,6 +71,7 @@ def _against_opacus(
             OURS: work.private(secure=True),
             TORCH_NOISE: work.private(secure=False),
         }
+        # each peer in a process of its own, which waits while others are timed
         for mode, label in MODES.items():
             peer = stack.enter_context(Peer(name, mode))
             try:
@@ -90,6 +86,7 @@ def _against_opacus(
 def _ranked(
     times: dict[str, Times], clock: Clock, note: str, best_limit: float, default_limit: float | None
 ) -> list[Ratio]:
+    """Divide every peer's time by ours; the best and the default mode get their limits."""
     peers = [name for name in times if name not in (OURS, TORCH_NOISE)]
     best = min(peers, key=lambda name: times[name].median(clock), default=None)
     default = MODES[opacus_modes.DEFAULT]
@@ -102,6 +99,7 @@ def _ranked(
             )
         if name == default and default_limit is not None:
             ratio = replace(ratio, limit=default_limit, note=f"{note}; its default")
+        # the best mode is held to a limit, and shown beside ours with noise as cheap as its own
         if name == best:
             alike = compare(
                 "clipping", times, TORCH_NOISE, name, clock=clock, at_least=True, note=note
@@ -119,8 +117,7 @@ def _ranked(
 
 
 def _memory() -> list[Ratio]:
-    """Compare peak memory of ResNet-18 with Opacus's default and with plain SGD, each in a process
-    of its own."""
+    """Compare peak memory of ResNet-18 with Opacus's and plain SGD's, in own processes."""
     ours = gradient_memory("resnet18", "ours")
     ratios = []
     for peer, way, limit in (
@@ -131,18 +128,8 @@ def _memory() -> list[Ratio]:
         value = ours / max(theirs, 1)
         note = "resnet18, batch 32, peak memory of two gradients"
         ratios.append(
-            Ratio(
-                "clipping",
-                OURS,
-                peer,
-                value,
-                value,
-                value,
-                ours,
-                theirs,
-                unit="B",
-                limit=limit,
-                note=note,
+            Ratio.single(
+                "clipping", OURS, peer, value, ours, theirs, unit="B", limit=limit, note=note
             )
         )
     return ratios

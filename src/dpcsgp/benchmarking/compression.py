@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dpcsgp.benchmarking.timing import Ratio, compare, deciding_clock, measure
+from dpcsgp.benchmarking.stopwatch import Ratio, compare, deciding_clock, measure
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.compression.rotate import panels_of, plan_rotation, rotate
 from dpcsgp.randomness import PublicRandomness
@@ -36,9 +36,8 @@ def benchmark_compression(quick: bool = False) -> list[Ratio]:
     x_ND, random = torch.randn(num_nodes, dim), PublicRandomness(0, range(num_nodes))
     target_ND = torch.empty_like(x_ND)
     ways: dict[str, Callable[[], object]] = {
-        "torch.rand": lambda: torch.rand(
-            num_nodes, dim, out=target_ND
-        ),  # no fresh memory: the sterner limit
+        # no fresh memory: the sterner limit
+        "torch.rand": lambda: torch.rand(num_nodes, dim, out=target_ND),
         "memory copy": lambda: target_ND.copy_(x_ND),
     }
     for spec in LIMITS:
@@ -47,18 +46,15 @@ def benchmark_compression(quick: bool = False) -> list[Ratio]:
     times = measure(ways, rounds=3 if quick else 9)
     note = f"encode + decode, {num_nodes} x {dim:,}"
     alone = f"of rot:1, {num_nodes} x {dim:,}, one way: signs and butterflies"
-    return (
-        [
-            compare("compression", times, spec, "torch.rand", clock=clock, limit=limit, note=note)
-            for spec, limit in LIMITS.items()
-        ]
-        + [
-            compare(
-                "compression", times, ROTATION, "torch.rand", clock=clock, limit=1.0, note=alone
-            )
-        ]
-        + [compare("compression", times, spec, "memory copy", clock=clock) for spec in LIMITS]
+    against_rand = [
+        compare("compression", times, spec, "torch.rand", clock=clock, limit=limit, note=note)
+        for spec, limit in LIMITS.items()
+    ]
+    rotation = compare(
+        "compression", times, ROTATION, "torch.rand", clock=clock, limit=1.0, note=alone
     )
+    copies = [compare("compression", times, spec, "memory copy", clock=clock) for spec in LIMITS]
+    return [*against_rand, rotation, *copies]
 
 
 def _both_ways(
@@ -68,8 +64,7 @@ def _both_ways(
 
 
 def _rotation(x_ND: Tensor, random: PublicRandomness) -> Callable[[], None]:
-    """Return the public rotation of the vectors, in place, node after node and panel after panel,
-    as the encoder makes it."""
+    """Rotate the vectors in place as the encoder does, node by node and panel by panel."""
     panels = {
         start: plan_rotation(stop - start, bits=1) for start, stop in panels_of(x_ND.shape[1])
     }

@@ -1,5 +1,4 @@
-"""Weighted sums over senders, in sender order, against a memory copy per edge and a dense matrix
-product.
+"""Weighted sums over senders against a memory copy per edge and a dense matrix product.
 
 Legend: N nodes, D coordinates.
 """
@@ -8,14 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from dpcsgp.benchmarking.timing import Clock, Ratio, compare, deciding_clock, measure
+from dpcsgp.benchmarking.stopwatch import Clock, Ratio, compare, deciding_clock, measure
 from dpcsgp.graphs import directed_exponential
 from dpcsgp.network.mixing import Mixer
 
 
 def benchmark_mixing(quick: bool = False) -> list[Ratio]:
-    """Mix on exponential graphs of growing size: O(edges x D), whatever the number of pairs of
-    nodes."""
+    """Mix on exponential graphs of growing size: O(edges x D), not O(nodes^2 x D)."""
     clock = deciding_clock()
     sizes = ((4, 1001),) if quick else ((10, 101_770), (100, 101_770))
     return [
@@ -28,11 +26,10 @@ def benchmark_mixing(quick: bool = False) -> list[Ratio]:
 def _at(num_nodes: int, dim: int, *, clock: Clock, rounds: int) -> list[Ratio]:
     topology = directed_exponential(num_nodes)
     mixer = Mixer(topology, range(num_nodes))
-    values_ND, onto_ND = (
-        torch.randn(num_nodes, dim),
-        torch.zeros(num_nodes, dim, dtype=torch.float64),
-    )
+    values_ND = torch.randn(num_nodes, dim)
+    onto_ND = torch.zeros(num_nodes, dim, dtype=torch.float64)
     weights_NN, wide_ND = torch.tensor(topology.weights), values_ND.double()
+    # the least that any mixing must read: one vector per edge, the own one included
     senders = [sender for node in range(num_nodes) for sender in topology.senders_to(node)]
     row_D = torch.empty(dim)
 

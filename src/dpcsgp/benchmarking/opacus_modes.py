@@ -40,8 +40,7 @@ def is_installed() -> bool:
 def private_gradient(
     mode: str, module: nn.Module, batch_size: int, clip_norm: float, noise: float
 ) -> Gradient:
-    """Return a function that leaves `(clipped sum + noise) / batch size` in the gradients of a copy
-    of the module."""
+    """Return what leaves `(clipped sum + noise) / batch size` in a copy's gradients."""
     model = copy.deepcopy(module).train()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -13,22 +13,17 @@ from dpcsgp.errors import DpcsgpError
 
 def peak_bytes() -> int:
     """Return the largest resident size of this process so far."""
-    if (
-        sys.platform == "linux"
-    ):  # getrusage would start from the size of the process that started this one
-        line = next(
-            line
-            for line in Path("/proc/self/status").read_text().splitlines()
-            if line.startswith("VmHWM")
-        )
+    # On Linux, getrusage would start from the size of the process that started this one.
+    if sys.platform == "linux":
+        status = Path("/proc/self/status").read_text().splitlines()
+        line = next(line for line in status if line.startswith("VmHWM"))
         return 1024 * int(line.split()[1])
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024
 
 
 def in_own_process(*arguments: str) -> dict[str, float]:
-    """Run `python -m dpcsgp.benchmarking arguments` and return the JSON object that it prints
-    last."""
+    """Run `python -m dpcsgp.benchmarking arguments`; return the JSON that it prints last."""
     done = subprocess.run(
         [sys.executable, "-m", "dpcsgp.benchmarking", *arguments],
         capture_output=True,
@@ -45,8 +40,7 @@ def in_own_process(*arguments: str) -> dict[str, float]:
 
 
 def gradient_memory(workload: str, way: str) -> float:
-    """Return the bytes that private gradients of a workload take beyond the set-up; `way`: ours,
-    plain, Opacus's mode."""
+    """Return the bytes of private gradients beyond the set-up; `way`: ours, plain, a mode."""
     return in_own_process("memory", workload, way)["bytes"]
 
 

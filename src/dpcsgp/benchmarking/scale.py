@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, final
 
 from dpcsgp.benchmarking.peak import in_own_process, peak_bytes
-from dpcsgp.benchmarking.timing import Clock, Ratio, deciding_clock
+from dpcsgp.benchmarking.stopwatch import Clock, Ratio, deciding_clock
 from dpcsgp.benchmarking.workload import Workload
 
 SIZES: Final = (10, 30, 100, 300, 1000)
@@ -27,15 +27,14 @@ MEMORY_LIMIT: Final = 8e9
 @final
 @dataclass(frozen=True)
 class ScalePoint:
-    """One number of nodes: seconds per node and step on both clocks, peak memory of the process,
-    size of N x D float32."""
+    """One number of nodes: seconds per node and step, peak memory, size of N x D float32."""
 
     num_nodes: int
     wall: float
     cpu: float
-    peak: float
-    before: float
-    matrix: float
+    peak: float  # bytes
+    before: float  # bytes of the process before it trained
+    matrix: float  # bytes of one N x D float32 tensor
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -54,6 +53,7 @@ def benchmark_scale(quick: bool = False) -> tuple[list[Ratio], list[ScalePoint]]
     seen: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
     for _ in range(visits):
         for size in sizes:
+            # fewer steps of larger sizes, but enough for a median
             steps = 2 if quick else max(3, min(20, 600 // size))
             seen[size].append(
                 in_own_process("scale", str(size), str(steps), "quick" if quick else "full")
@@ -70,17 +70,25 @@ def _quickest(size: int, found: Sequence[dict[str, float]], clock: Clock) -> Sca
 def _ratios(points: Sequence[ScalePoint], clock: Clock) -> list[Ratio]:
     first, last = points[0], points[-1]
     values = {each: getattr(last, each) / getattr(first, each) for each in ("wall", "cpu")}
-    growth = Ratio(
-        "scale", f"{last.num_nodes} nodes", f"{first.num_nodes} nodes", values[clock], values[clock], values[clock],
-        getattr(last, clock), getattr(first, clock), clock=clock, value_wall=values["wall"], value_cpu=values["cpu"],
-        limit=GROWTH_LIMIT, note="growth of the cost per node and step",
-    )  # fmt: skip
+    name = f"{last.num_nodes} nodes"
+    growth = Ratio.single(
+        "scale",
+        name,
+        f"{first.num_nodes} nodes",
+        values[clock],
+        getattr(last, clock),
+        getattr(first, clock),
+        clock=clock,
+        value_wall=values["wall"],
+        value_cpu=values["cpu"],
+        limit=GROWTH_LIMIT,
+        note="growth of the cost per node and step",
+    )
     share = last.peak / MEMORY_LIMIT
     note = f"peak memory; {last.matrices:.1f} tensors of N x D float32 beyond program and examples"
-    memory = Ratio(
-        "scale", f"{last.num_nodes} nodes", "8 GB", share, share, share, last.peak, MEMORY_LIMIT,
-        unit="B", limit=1.0, note=note,
-    )  # fmt: skip
+    memory = Ratio.single(
+        "scale", name, "8 GB", share, last.peak, MEMORY_LIMIT, unit="B", limit=1.0, note=note
+    )
     return [growth, memory]
 
 
@@ -88,10 +96,10 @@ def run_size(num_nodes: int, steps: int, quick: bool) -> dict[str, float]:
     """Train in this process and return medians per node and step, and the peak memory."""
     from dpcsgp.benchmarking.step import time_steps, training_run
 
-    model, shape, batch, examples = (
-        ("mlp:8", (16,), 4, 12) if quick else ("mlp:128", (784,), 32, 60)
-    )
-    work = Workload(model, shape, num_nodes, batch, examples)
+    if quick:
+        work = Workload("mlp:8", (16,), num_nodes, batch_size=4, examples_per_node=12)
+    else:
+        work = Workload("mlp:128", (784,), num_nodes, batch_size=32, examples_per_node=60)
     with training_run(work, steps + 1) as run:
         before = peak_bytes()
         times = time_steps(run)

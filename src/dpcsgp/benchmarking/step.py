@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from dpcsgp.algorithms import DPCSGP
-from dpcsgp.benchmarking.timing import Ratio, Times, compare, deciding_clock, measure
+from dpcsgp.benchmarking.stopwatch import Ratio, Times, compare, deciding_clock, measure
 from dpcsgp.benchmarking.workload import NOISE, TINY, Workload
 from dpcsgp.compression import parse_compressor
 from dpcsgp.graphs import directed_exponential
@@ -34,9 +34,8 @@ from dpcsgp.training import Progress, Run, Schedule, train
 
 DEMO: Final = Workload("mlp:128", (784,), num_nodes=10, batch_size=2048, examples_per_node=6000)
 SPEC: Final = "rot:1"
-MIXING_RATE: Final = (
-    0.467  # near the best for rot:1 on exponential graphs; the rate does not change the cost
-)
+# near the best for rot:1 on exponential graphs; the rate does not change the cost
+MIXING_RATE: Final = 0.467
 
 
 @final
@@ -89,8 +88,7 @@ def training_run(work: Workload, steps: int, momentum: float = 0.0) -> Iterator[
 
 
 def time_steps(run: Run, around: Callable[[int, bool], None] = lambda step, starts: None) -> Times:
-    """Train to the end and return the times of every step but the first; evaluations are not
-    counted.
+    """Train to the end; return the times of every step but the first, without evaluations.
 
     `around(step, True)` is called before each step and `around(step, False)` after it.
     """
@@ -115,8 +113,7 @@ def time_steps(run: Run, around: Callable[[int, bool], None] = lambda step, star
 def profile_steps(
     work: Workload, steps: int, momentum: float = 0.0, top: int = 10
 ) -> list[Hotspot]:
-    """Profile steps after a first one and return the functions that take most of the time in
-    themselves."""
+    """Profile all steps but the first; return the functions that take most time themselves."""
     profile = cProfile.Profile()
 
     def around(step: int, starts: bool) -> None:
@@ -125,13 +122,14 @@ def profile_steps(
 
     with training_run(work, steps + 1, momentum) as run:
         time_steps(run, around)
+    # (file, line, function) -> (primitive calls, calls, own seconds, total seconds, callers)
     rows: dict[Any, Any] = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
     total = sum(row[2] for row in rows.values())
     hottest = sorted(rows.items(), key=lambda item: item[1][2], reverse=True)[:top]
     return [
         Hotspot(_label(*key), row[2] / steps, row[2] / total, row[1] / steps)
         for key, row in hottest
-    ]  # fmt: skip
+    ]
 
 
 def _label(file: str, line: int, function: str) -> str:
@@ -143,8 +141,7 @@ def _label(file: str, line: int, function: str) -> str:
 
 
 def _time_ledger(run: Run, rounds: int) -> list[float]:
-    """Return the seconds that recording one release of every node takes, by the wall clock: it
-    waits for the disk."""
+    """Return the wall seconds of recording one release of every node: it waits for the disk."""
     gradients = run.gradients
     events = {node: gradients.mechanism.event(row) for row, node in enumerate(gradients.nodes)}
     found = []
@@ -156,14 +153,14 @@ def _time_ledger(run: Run, rounds: int) -> list[float]:
 
 
 def benchmark_step(quick: bool = False) -> tuple[list[Ratio], list[Hotspot]]:
-    """Time steps of the demo's size in turn with plain SGD on batches of the same size, and profile
-    them."""
+    """Time steps of the demo's size in turn with plain SGD of that batch size; profile them."""
     work, rounds = (TINY, 2) if quick else (DEMO, 8)
     clock = deciding_clock()
     plain = work.plain()
-    plain()
+    plain()  # warm up
     peers: list[Times] = []
 
+    # after every step but the first one gradient of the peer, so that both meet the same machine
     def around(step: int, starts: bool) -> None:
         if step > 0 and not starts:
             peers.append(measure({"plain SGD": plain}, rounds=1, warm_up=0)["plain SGD"])
@@ -173,13 +170,21 @@ def benchmark_step(quick: bool = False) -> tuple[list[Ratio], list[Hotspot]]:
         ledger = _time_ledger(run, 2 * rounds)
     theirs = Times(tuple(t.wall[0] for t in peers), tuple(t.cpu[0] for t in peers))
     times = {"whole private step": ours, "plain SGD": theirs}
-    share = statistics.median(ledger) / ours.median("wall")
+    # the ledger waits for the disk, not for the processor: by the wall clock
+    whole, middle = ours.median("wall"), statistics.median(ledger)
     written = Ratio(
-        "step", "ledger, on disk", "whole private step", share, min(ledger) / ours.median("wall"),
-        max(ledger) / ours.median("wall"), statistics.median(ledger), ours.median("wall"), limit=None if quick else 0.1,
+        group="step",
+        name="ledger, on disk",
+        peer="whole private step",
+        value=middle / whole,
+        low=min(ledger) / whole,
+        high=max(ledger) / whole,
+        ours=middle,
+        peers=whole,
+        limit=None if quick else 0.1,
         note=f"{work.num_nodes} nodes: one record each, flushed to the disk; smallest and "
-             "largest in brackets",
-    )  # fmt: skip
+        "largest in brackets",
+    )
     note = f"{work.model}, {work.num_nodes} nodes x batch {work.batch_size}, {SPEC}, ledger on disk"
     ratios = [
         compare("step", times, "whole private step", "plain SGD", clock=clock, limit=1.6, note=note)

@@ -1,5 +1,4 @@
-"""The work that private gradients are timed on: the same examples for plain SGD, for the engine and
-for the peers.
+"""The work that is timed: the same examples for plain SGD, for the engine and for the peers.
 
 Legend: N nodes, E places for examples, J examples, D coordinates.
 """
@@ -29,8 +28,7 @@ NOISE: Final = 1.0
 @final
 @dataclass(frozen=True)
 class Workload:
-    """Nodes with synthetic examples and one model; every way below computes one gradient per
-    node."""
+    """Nodes with synthetic examples and one model; every way computes a gradient per node."""
 
     model: str
     input_shape: tuple[int, ...]
@@ -54,12 +52,12 @@ class Workload:
         return Supervised(self.module, inputs, labels, sizes, (inputs[:100], labels[:100]))
 
     def private(self, *, secure: bool) -> Callable[[], Tensor]:
-        """Return one release of all nodes: draw, gather, clip, sum, noise, divide; secure noise or
-        torch's."""
-        engine, layout = (
-            clipping_engine(self.module, self.task.loss),
-            ParameterLayout.of(self.module),
-        )
+        """Return one release of all nodes: draw, gather, clip, sum, noise, divide.
+
+        The noise is the secure one, or torch's.
+        """
+        engine = clipping_engine(self.module, self.task.loss)
+        layout = ParameterLayout.of(self.module)
         models_ND = layout.flatten(self.module).expand(self.num_nodes, -1).contiguous()
         nodes = range(self.num_nodes)
         mechanism = self.mechanism(NOISE if secure else 0.0)
@@ -70,24 +68,20 @@ class Workload:
             sum_ND = engine.clipped_sum(
                 models_ND, *self.task.examples(indices_NE), present_NE, CLIP_NORM, shape
             )
-            return (
-                sum_ND
-                if secure
-                else sum_ND.add_(torch.randn(sum_ND.shape), alpha=NOISE * CLIP_NORM)
-            )
+            if secure:  # the mechanism adds its own noise
+                return sum_ND
+            return sum_ND.add_(torch.randn(sum_ND.shape), alpha=NOISE * CLIP_NORM)
 
         return lambda: mechanism.release(clipped_sum, next(steps), random, [True] * self.num_nodes)
 
     def mechanism(self, noise_multiplier: float) -> GaussianMechanism:
-        """Return the mechanism of these nodes; full batches where a node has no more examples than
-        that."""
+        """Return the mechanism of these nodes; batches are full if they have no more examples."""
         times = self.num_nodes
         sizes = (self.batch_size,) * times, (self.examples_per_node,) * times
         return GaussianMechanism(CLIP_NORM, (noise_multiplier,) * times, *sizes)
 
     def plain(self) -> Callable[[], None]:
-        """Return one gradient of ordinary SGD per node, node after node: gather, forward,
-        backward."""
+        """Return one gradient of ordinary SGD per node: gather, forward, backward."""
         module = copy.deepcopy(self.module)
 
         def gradients() -> None:
@@ -111,10 +105,8 @@ class Workload:
         return gradients
 
     def _batch(self, node: int) -> tuple[Tensor, Tensor]:
-        chosen = (
-            torch.randint(self.examples_per_node, (self.batch_size,))
-            + node * self.examples_per_node
-        )
+        first = node * self.examples_per_node
+        chosen = torch.randint(self.examples_per_node, (self.batch_size,)) + first
         return self.task.inputs[chosen], self.task.targets[chosen]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,44 +9,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpcsgp.cli.ledger import ExpectHead, expected_heads
+from dpcsgp.cli.options import AsJson
 from dpcsgp.errors import ConfigError
+from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
     from dpcsgp.privacy.ledger import LedgerContents, LedgerHead
 
-EXAMPLES = """
-Examples:
-
-    dpcsgp account runs/first                          # what one run spent, node by node
-
-    dpcsgp account runs/first runs/second --delta 1e-5 # several runs on the same data add up
-
-    dpcsgp account --noise-multiplier 1.1 --sampling-rate 0.01 --steps 1000 --delta 1e-5
-
-    dpcsgp account --epsilon 0.5 --sampling-rate 2048/6000 --steps 30   # the noise it takes
-
-    dpcsgp account --paper --epsilon 0.5 --num-examples 6000 --steps 10000
-"""
 DEFAULT_DELTA = 1e-4
 
 
+Ledgers = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Ledger files or results folders.", metavar="[LEDGER_OR_FOLDER]..."),
+]
+Delta = Annotated[float | None, typer.Option(help="Default: the ledgers' own, else 1e-4.")]
+Noise = Annotated[float | None, typer.Option(help="Noise on the sum / clip norm.")]
+Wanted = Annotated[
+    float | None, typer.Option(help="Print the noise multiplier that gives this eps.")
+]
+Rate = Annotated[str | None, typer.Option(help="Batch size / examples: 0.01 or 2048/6000.")]
+
+
 def account(
-    ledgers: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Ledger files or results folders.", metavar="[LEDGER_OR_FOLDER]..."),
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Default: the ledgers' own, else 1e-4.")
-    ] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise on the sum / clip norm.")
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Print the noise multiplier that gives this eps.")
-    ] = None,
-    sampling_rate: Annotated[
-        str | None, typer.Option(help="Batch size / examples: 0.01 or 2048/6000.")
-    ] = None,
+    ledgers: Ledgers = None,
+    delta: Delta = None,
+    noise_multiplier: Noise = None,
+    epsilon: Wanted = None,
+    sampling_rate: Rate = None,
     steps: Annotated[int | None, typer.Option(help="Number of releases.")] = None,
     sampling: Annotated[str, typer.Option(help="poisson or uniform.")] = "poisson",
     paper: Annotated[
@@ -59,45 +47,61 @@ def account(
     ] = None,
     c2: Annotated[float, typer.Option(help="The constant of Proposition 1, for --paper.")] = 1.0,
     expect_head: ExpectHead = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Compute eps: of ledgers, of planned releases, or the noise for a wanted eps."""
+    """Compute eps: of ledgers, of planned releases, or the noise for a wanted eps.
+
+    Examples: what one run spent, node by node; what runs on the same data add up to:
+
+    ```
+    dpcsgp account runs/first
+    dpcsgp account runs/first runs/second --delta 1e-5
+    ```
+
+    What planned releases cost; the noise that a wanted eps takes; the paper's rule:
+
+    ```
+    dpcsgp account --noise-multiplier 1.1 --sampling-rate 0.01 --steps 1000
+    dpcsgp account --epsilon 0.5 --sampling-rate 2048/6000 --steps 30
+    dpcsgp account --paper --epsilon 0.5 --num-examples 6000 --steps 10000
+    ```
+    """
     planned = {
-        "--noise-multiplier": noise_multiplier, "--epsilon": epsilon, "--sampling-rate": sampling_rate,
-        "--steps": steps, "--num-examples": num_examples,
-    }  # fmt: skip
-    if ledgers:
-        extra = [name for name, value in planned.items() if value is not None] + ["--paper"] * paper
-        if extra:
-            raise ConfigError(
-                f"{extra[0]}: not used with ledgers, which hold it; leave it out or leave out "
-                "the ledgers"
-            )
-        answer = _of_ledgers(ledgers, delta, expected_heads(expect_head))
-    elif expect_head:
+        "--noise-multiplier": noise_multiplier,
+        "--epsilon": epsilon,
+        "--sampling-rate": sampling_rate,
+        "--steps": steps,
+        "--num-examples": num_examples,
+    }
+    if expect_head and not ledgers:
         raise ConfigError(
             "--expect-head: give the ledgers that must contain it, such as runs/first"
         )
+    if ledgers:
+        _refuse([name for name, value in planned.items() if value is not None], paper)
+        answer = _of_ledgers(ledgers, delta, expected_heads(expect_head))
     elif paper:
-        _require(planned, "--epsilon", "--num-examples", "--steps", "--paper")
-        assert epsilon is not None
-        assert num_examples is not None
-        assert steps is not None
-        answer = _of_paper(
-            epsilon, DEFAULT_DELTA if delta is None else delta, steps, num_examples, c2, sampling
-        )
+        answer = _of_paper(planned, DEFAULT_DELTA if delta is None else delta, c2, sampling)
     else:
         answer = _of_plan(planned, DEFAULT_DELTA if delta is None else delta, sampling)
     if as_json:
-        typer.echo(json.dumps(_without_infinities(answer), allow_nan=False))
+        typer.echo(strict_json(answer))
     else:
         _print(answer)
 
 
-account.__doc__ = (account.__doc__ or "") + "\n" + EXAMPLES
+def _refuse(given: Sequence[str], paper: bool) -> None:
+    """Refuse options about planned releases beside ledgers of real ones."""
+    extra = [*given, *["--paper"] * paper]
+    if extra:
+        raise ConfigError(
+            f"{extra[0]}: not used with ledgers, which hold it; leave it out or leave out the "
+            "ledgers"
+        )
 
 
 def _require(planned: dict[str, Any], *names: str) -> None:
+    """Refuse a plan without the options that are named; the last name is the reason."""
     *needed, reason = names
     missing = [name for name in needed if planned[name] is None]
     if missing:
@@ -115,6 +119,7 @@ def _of_ledgers(
 
     ledgers = read_ledgers(paths, heads)
     delta = common_delta(delta, [ledger.header for ledger in ledgers])
+    # all releases of a node add up, whichever run they belong to
     nodes = []
     for node, releases in releases_by_node(ledgers).items():
         own = [ledger for ledger in ledgers if ledger.header.node == node]
@@ -163,6 +168,7 @@ def _fork_notes(ledgers: list[LedgerContents]) -> list[str]:
         for ledger in ledgers
         for fork in ledger.forks
     ]
+    # two ledgers of one run and node that share no line: the run was started twice
     first: dict[tuple[str, int], LedgerContents] = {}
     for ledger in ledgers:
         other = first.setdefault((ledger.header.run_id, ledger.header.node), ledger)
@@ -200,18 +206,20 @@ def _of_plan(planned: dict[str, Any], delta: float, sampling: str) -> dict[str, 
     }
 
 
-def _of_paper(
-    claimed: float, delta: float, steps: int, num_examples: int, c2: float, sampling: str
-) -> dict[str, Any]:
-    """Set the eps that Proposition 1 names beside the eps that its noise gives, and the noise that
-    it would take."""
+def _of_paper(planned: dict[str, Any], delta: float, c2: float, sampling: str) -> dict[str, Any]:
+    """Set the eps that Proposition 1 names beside what its noise gives and the noise it takes."""
     from dpcsgp.privacy import accounting
 
+    _require(planned, "--epsilon", "--num-examples", "--steps", "--paper")
+    claimed, num_examples = planned["--epsilon"], planned["--num-examples"]
+    steps = planned["--steps"]
+    # the proposition draws one example per step
     plan: dict[str, Any] = {
         "sampling_rate": 1 / num_examples if num_examples > 0 else 0.0,
         "steps": steps,
+        "delta": delta,
+        "sampling": sampling,
     }
-    plan |= {"delta": delta, "sampling": sampling}
     noise = accounting.paper_noise_multiplier(claimed, delta, steps, num_examples, c2)
     return {
         "epsilon_claimed": claimed,
@@ -234,15 +242,6 @@ def _rate(text: str) -> float:
             f"--sampling-rate = {text!r}: expected a number such as 0.01 or a fraction such as "
             "2048/6000"
         ) from None
-
-
-def _without_infinities(value: Any) -> Any:
-    """Replace infinite numbers by null: JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: _without_infinities(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_infinities(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 LABELS = {

@@ -1,54 +1,27 @@
-"""`dpcsgp audit`: attack our own messages, draw our own mechanism, and say how small a fault would
-have shown."""
+"""`dpcsgp audit`: attack our own messages and draw our own mechanism.
+
+Prints how small a fault each check would have caught.
+"""
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dpcsgp.cli.options import AsJson, ConfigFile, Settings
+from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dpcsgp.auditing import Audit, Check, MechanismAudit
 
-EXAMPLES = """
-Two parts. The message stream of whole trainings is attacked with canaries, which bounds eps from below; at small eps the
-bound is near 0 and says nothing. The mechanism itself is drawn 100000 times and held against the law that it states; for
-every property the smallest fault is printed that would have been caught.
-
-Examples:
-
-    dpcsgp audit                                # the demo's promise
-
-    dpcsgp audit --set privacy.epsilon=2 --trials 4000
-
-    dpcsgp audit --draws 400000 --trials 80     # smaller faults show
-
-    dpcsgp audit --break noise                  # must fail: little noise
-
-    dpcsgp audit --break drawn-size --json      # must fail, too
-
-What --break plants: noise (a tenth of it), clipping (none), order (messages encoded before the noise), rate (sampling
-rate + 20 %), double-rate, reused-noise (of step 2k at 2k + 1), same-batch (in every step), mean-clipping (by the mean norm
-of the batch), drawn-size (as the divisor), copied-noise (of even coordinates to odd ones).
-
-The exit code is 1 if the lower bound exceeds the reported eps or a property of the mechanism does not hold, else 0. A
-correct mechanism is flagged by the attack in at most one audit out of twenty, by the draws in one out of 100000.
-"""
-
 
 def audit(
-    config_file: Annotated[
-        Path | None, typer.Argument(help="TOML file; without it the defaults are used.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE"),
-    ] = None,
+    config_file: ConfigFile = None,
+    settings: Settings = None,
     trials: Annotated[
         int, typer.Option(help="Independent victims, half of them with the canary.", min=80)
     ] = 1000,
@@ -59,32 +32,49 @@ def audit(
         str | None,
         typer.Option("--break", help="Break the mechanism on purpose: see above.", metavar="FAULT"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Attack our own messages and draw our own mechanism: does it keep what the reported eps
-    assumes?"""
+    """Attack our own messages and draw our own mechanism: do they keep the reported eps?
+
+    Two parts. The message stream of whole trainings is attacked with canaries, which bounds eps
+    from below; at small eps the bound is near 0 and says nothing. The mechanism itself is drawn
+    100000 times and held against the law that it states; for every property the smallest fault is
+    printed that would have been caught.
+
+    Examples: the demo's promise; another eps; more draws, so that smaller faults show:
+
+    ```
+    dpcsgp audit
+    dpcsgp audit --set privacy.epsilon=2 --trials 4000
+    dpcsgp audit --draws 400000 --trials 80
+    ```
+
+    These two must fail:
+
+    ```
+    dpcsgp audit --break noise
+    dpcsgp audit --break drawn-size --json
+    ```
+
+    What --break plants: noise (a tenth of it), clipping (none), order (messages encoded before the
+    noise), rate (sampling rate + 20 %), double-rate, reused-noise (of step 2k at 2k + 1),
+    same-batch (in every step), mean-clipping (by the mean norm of the batch), drawn-size (as the
+    divisor), copied-noise (of even coordinates to odd ones).
+
+    The exit code is 1 if the lower bound exceeds the reported eps or a property of the mechanism
+    does not hold, else 0. A correct mechanism is flagged by the attack in at most one audit out of
+    twenty, by the draws in one out of 100000.
+    """
     from dpcsgp import auditing
     from dpcsgp.config import load_config
 
     result = auditing.audit(load_config(config_file, settings or []), trials, fault, draws)
     if as_json:
-        typer.echo(json.dumps(_finite(result.as_dict()), allow_nan=False))
+        typer.echo(strict_json(result.as_dict()))
     else:
         _print(result)
     if not result.passed:
         raise typer.Exit(1)
-
-
-audit.__doc__ = (audit.__doc__ or "") + "\n" + EXAMPLES
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with null for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print(result: Audit) -> None:
@@ -108,13 +98,15 @@ def _print(result: Audit) -> None:
 
 
 def _all_clear(result: Audit) -> str:
-    laws = f"passed: the mechanism keeps its law down to the faults in the last column ({result.mechanism.power:.0%})"
+    power = f"{result.mechanism.power:.0%}"
+    laws = f"passed: the mechanism keeps its law down to the faults in the last column ({power})"
     if result.stream_informative:
         return f"{laws}; the attack on the messages shows nothing beyond the reported eps"
     return f"{laws}; the attack on the messages was not informative"
 
 
 def _print_stream(console: Console, result: Audit) -> None:
+    """Print what was promised, what the attacker found, and what these trials could have shown."""
     from rich.table import Table
 
     from dpcsgp.auditing import FAULTS
@@ -133,9 +125,8 @@ def _print_stream(console: Console, result: Audit) -> None:
         "reported eps": f"{describe_epsilon(result.epsilon_claimed)} at delta {result.delta:g}",
         f"lower bound on eps {percent}": describe_epsilon(result.epsilon_lower_bound),
         "for any mechanism": describe_epsilon(result.epsilon_lower_bound_any_mechanism),
-        "most that these trials can show": f"{describe_epsilon(result.epsilon_reachable)}; for "
-        "any mechanism "
-        f"{describe_epsilon(result.epsilon_reachable_any_mechanism)}",
+        "most that these trials can show": f"{describe_epsilon(result.epsilon_reachable)}; "
+        f"for any mechanism {describe_epsilon(result.epsilon_reachable_any_mechanism)}",
     }
     if result.fault:
         table.add_row("BROKEN ON PURPOSE", f"{result.fault}: {FAULTS[result.fault]}")
@@ -151,11 +142,15 @@ def _stream_verdict(result: Audit) -> str:
     if not result.stream_passed:
         return f"FLAGGED: the attack shows {bound}, more than the reported eps of {claim} allows"
     if not result.stream_informative:
-        return f"not informative at this eps: a bound of {bound} beside {claim}; the mechanism audit below is what speaks"
+        return (
+            f"not informative at this eps: a bound of {bound} beside {claim}; "
+            "the mechanism audit below is what speaks"
+        )
     return f"nothing beyond the reported eps: a bound of {bound} beside {claim}"
 
 
 def _print_mechanism(console: Console, found: MechanismAudit) -> None:
+    """Print every property: how far off it was, and from where on that would have been caught."""
     from rich.table import Table
 
     table = Table(title="audit of the mechanism", title_justify="left", pad_edge=False, box=None)
@@ -172,12 +167,12 @@ def _print_mechanism(console: Console, found: MechanismAudit) -> None:
         f"coordinates; noise multiplier {found.noise_multiplier:.4g}; {found.sampling} batches of "
         f"{found.expected_batch_size} out of {found.num_examples}, which stand for "
         f"{found.stated_batch_size} out of {found.stated_examples}. All checks together raise a "
-        "false "
-        f"alarm in one audit out of {1 / found.false_alarm_level:.0f}."
+        f"false alarm in one audit out of {1 / found.false_alarm_level:.0f}."
     )
 
 
 def _smallest(check: Check) -> str:
+    # no fault is large enough for an infinite bound; a comparison without chance catches any
     if math.isinf(check.smallest):
         return "too few draws"
     return _size(check, check.smallest) if check.smallest > 0 else "any"

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpcsgp.cli.options import AsJson
+from dpcsgp.records.metrics import strict_json
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dpcsgp.benchmarking import Outcome, Ratio
-
-EXAMPLES = """
-Examples:
-
-    dpcsgp benchmark noise                                       # a few seconds
-
-    dpcsgp benchmark all --json > speed.json                     # some minutes, and 8 GB of memory
-
-    dpcsgp benchmark scale --figure docs/figures/scale.png       # 10 to 1000 simulated nodes
-"""
+    from dpcsgp.benchmarking import Measurements, Ratio
 
 
 def benchmark(
@@ -38,13 +30,21 @@ def benchmark(
         Path | None,
         typer.Option(help="Draw cost and memory against the number of nodes.", metavar="FILE.png"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure ratios against plain SGD, Opacus, torch's generators and memory copies, and hold them
-    to their limits.
+    """Measure ratios against plain SGD, Opacus and torch, and hold them to their limits.
 
     Exit code 1 if a limit is broken. Opacus comes with `pip install "dpcsgp[bench]"`; without it
-    its rows are left out."""
+    its rows are left out.
+
+    Examples: a few seconds; some minutes and 8 GB of memory; 10 to 1000 simulated nodes:
+
+    ```
+    dpcsgp benchmark noise
+    dpcsgp benchmark all --json > speed.json
+    dpcsgp benchmark scale --figure docs/figures/scale.png
+    ```
+    """
     from dpcsgp.benchmarking import benchmark as measure
     from dpcsgp.errors import ConfigError
 
@@ -59,17 +59,15 @@ def benchmark(
 
         write_scale_figure(figure, [point.as_dict() for point in outcome.scale])
     if as_json:
-        typer.echo(json.dumps(outcome.as_dict(), allow_nan=False))
+        typer.echo(strict_json(outcome.as_dict()))
     else:
         _print(outcome, figure)
+    # None: a ratio that is held to no limit
     if any(ratio.passed is False for ratio in outcome.ratios):
         raise typer.Exit(1)
 
 
-benchmark.__doc__ = (benchmark.__doc__ or "") + "\n" + EXAMPLES
-
-
-def _print(outcome: Outcome, figure: Path | None) -> None:
+def _print(outcome: Measurements, figure: Path | None) -> None:
     from rich.console import Console
 
     console = Console()
@@ -100,10 +98,15 @@ def _ratio_table(ratios: list[Ratio]) -> Table:
             "" if ratio.value_wall is None else f"{ratio.value_wall:.2f} / {ratio.value_cpu:.2f}"
         )
         table.add_row(
-            f"{ratio.name}\n  [dim]{ratio.note}[/]" if ratio.note else ratio.name, ratio.peer,
-            f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})", limit, verdict,
-            _amount(ratio.ours, ratio.unit), _amount(ratio.peers, ratio.unit), clocks,
-        )  # fmt: skip
+            f"{ratio.name}\n  [dim]{ratio.note}[/]" if ratio.note else ratio.name,
+            ratio.peer,
+            f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
+            limit,
+            verdict,
+            _amount(ratio.ours, ratio.unit),
+            _amount(ratio.peers, ratio.unit),
+            clocks,
+        )
     return table
 
 
@@ -111,31 +114,26 @@ def _amount(value: float, unit: str) -> str:
     return f"{value / 1e6:,.0f} MB" if unit == "B" else f"{1e3 * value:,.2f} ms"
 
 
-def _scale_table(outcome: Outcome) -> Table:
+def _scale_table(outcome: Measurements) -> Table:
     from rich.table import Table
 
     table = Table(title="cost per node and step", title_justify="left")
     for heading in ("nodes", "wall", "processor", "peak memory", "tensors of N x D float32"):
         table.add_column(heading, justify="right")
     for point in outcome.scale:
-        table.add_row(
-            str(point.num_nodes), _amount(point.wall, "s"), _amount(point.cpu, "s"), _amount(point.peak, "B"),
-            f"{point.matrices:.1f}",
-        )  # fmt: skip
+        times = (_amount(point.wall, "s"), _amount(point.cpu, "s"))
+        peak = _amount(point.peak, "B")
+        table.add_row(str(point.num_nodes), *times, peak, f"{point.matrices:.1f}")
     return table
 
 
-def _profile_table(outcome: Outcome) -> Table:
+def _profile_table(outcome: Measurements) -> Table:
     from rich.table import Table
 
     table = Table(title="profile of one step: time in the function itself", title_justify="left")
     for heading in ("function", "per step", "share", "calls"):
         table.add_column(heading, justify="left" if heading == "function" else "right")
     for spot in outcome.hotspots:
-        table.add_row(
-            spot.function,
-            _amount(spot.seconds, "s"),
-            f"{100 * spot.share:.1f} %",
-            f"{spot.calls:.0f}",
-        )
+        seconds, share = _amount(spot.seconds, "s"), f"{100 * spot.share:.1f} %"
+        table.add_row(spot.function, seconds, share, f"{spot.calls:.0f}")
     return table

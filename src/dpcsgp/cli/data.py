@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpcsgp.cli.options import AsJson
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="List and fetch data sets.", rich_m
 
 @app.command("list")
 def list_datasets(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the data sets, and whether they are in the cache and undamaged.
 
@@ -63,7 +65,7 @@ def fetch_datasets(
     wanted = list(DATASET_NAMES) if every else list(dict.fromkeys(names or []))
     if not wanted:
         raise ConfigError(f"name a data set ({', '.join(DATASET_NAMES)}) or give --all")
-    console = Console(stderr=True)
+    console = Console(stderr=True)  # the paths go to stdout
     failures = []
     for name in wanted:
         try:

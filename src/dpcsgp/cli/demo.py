@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-# The control trains without messages; alone, a node's noise is not averaged away and wants a
-# smaller step.
+# The control trains without messages. Alone, a node's noise is not averaged away, which wants a
+# smaller learning rate.
 LOCAL = ["algorithm.name=local", "algorithm.learning_rate=2.0", "algorithm.polish_rounds=0"]
 
 
@@ -22,12 +22,13 @@ def demo(
         typer.Option("--set", help="section.key=value for both runs.", metavar="KEY=VALUE"),
     ] = None,
 ) -> None:
-    """Train 10 private nodes on MNIST, then each node alone with the same budget; write one page
-    with both.
+    """Train 10 private nodes on MNIST, then each alone with the same budget; show both on a page.
 
     Example:
 
-        dpcsgp demo --set task.name=fashion_mnist
+    ```
+    dpcsgp demo --set task.name=fashion_mnist
+    ```
     """
     from rich.console import Console
 

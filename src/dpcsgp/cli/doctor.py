@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpcsgp.cli.options import AsJson, ConfigFile, Settings, as_settings
+from dpcsgp.records.metrics import strict_json
+
 if TYPE_CHECKING:
     from dpcsgp.graphs import Topology
     from dpcsgp.planning import Diagnosis, SweepRow
 
-EXAMPLES = """
-Examples:
-
-    dpcsgp doctor my.toml --set compression.spec=rot:1          # the settings of a run
-
-    dpcsgp doctor --graph directed_ring --num-nodes 10 --compressor rand:0.5 --mixing-rate 1 --dim 101770
-
-    dpcsgp doctor --graph random_digraph --num-nodes 20 --edge-probability 0.2 --sweep --figure radius.png
-"""
 FIGURE_SPECS = ("rand:0.9", "rand:0.5", "rand:0.1", "gsgd:8/512", "gsgd:4/64", "rot:1")
 
 
+Sweep = Annotated[bool, typer.Option("--sweep", help="Table of many compressors on this graph.")]
+
+
 def doctor(
-    config_file: Annotated[
-        Path | None, typer.Argument(help="TOML file; without it the defaults are used.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE"),
-    ] = None,
+    config_file: ConfigFile = None,
+    settings: Settings = None,
     graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
     edge_probability: Annotated[
@@ -49,65 +41,57 @@ def doctor(
     dim: Annotated[
         int | None, typer.Option(help="Coordinates; default: those of the configured model.")
     ] = None,
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="Table of many compressors on this graph.")
-    ] = False,
+    sweep: Sweep = False,
     figure: Annotated[
         Path | None, typer.Option(help="Draw radius against mixing rate.", metavar="FILE.png")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Examine graph, compressor and mixing rate. Exit code 1: unhealthy; 2: wrong input."""
-    shortcuts = {
-        "graph.name": "edges" if edges_file and not graph else graph, "graph.num_nodes": num_nodes,
-        "graph.edge_probability": edge_probability, "graph.seed": graph_seed, "graph.edges_file": edges_file,
-        "compression.spec": compressor, "algorithm.mixing_rate": mixing_rate,
-    }  # fmt: skip
+    """Examine graph, compressor and mixing rate. Exit code 1: unhealthy; 2: wrong input.
+
+    Examples: the settings of a run; a graph and a compressor; all compressors on a graph:
+
+    ```
+    dpcsgp doctor my.toml --set compression.spec=rot:1
+    dpcsgp doctor --graph directed_ring --compressor rand:0.5 --mixing-rate 1
+    dpcsgp doctor --graph random_digraph --num-nodes 20 --sweep --figure r.png
+    ```
+    """
     from dpcsgp.config import load_config
-    from dpcsgp.planning import diagnose, radius_curves
+    from dpcsgp.planning import diagnose
     from dpcsgp.planning import sweep as sweep_graph
 
+    shortcuts = {
+        "graph.name": "edges" if edges_file and not graph else graph,
+        "graph.num_nodes": num_nodes,
+        "graph.edge_probability": edge_probability,
+        "graph.seed": graph_seed,
+        "graph.edges_file": edges_file,
+        "compression.spec": compressor,
+        "algorithm.mixing_rate": mixing_rate,
+    }
     config = load_config(config_file, [*(settings or []), *as_settings(shortcuts)])
     dim, examples = _size(config, dim)
     found = diagnose(config, dim, examples)
     rows = sweep_graph(found.topology, dim) if sweep else []
     if figure is not None:
-        from dpcsgp.report.stability_figure import write_radius_figure
-
-        specs = [found.compressor.spec, *FIGURE_SPECS] if found.stability else list(FIGURE_SPECS)
-        write_radius_figure(
-            figure, _title(found.topology, dim), *radius_curves(found.topology, dim, specs)
-        )
+        _draw(figure, found)
     if as_json:
-        typer.echo(
-            json.dumps(
-                finite({**_answer(found), "sweep": [row.__dict__ for row in rows]}), allow_nan=False
-            )
-        )
+        typer.echo(strict_json({**_answer(found), "sweep": [asdict(row) for row in rows]}))
     else:
         _print(found, rows, figure)
     if not found.healthy:
         raise typer.Exit(1)
 
 
-doctor.__doc__ = (doctor.__doc__ or "") + "\n" + EXAMPLES
+def _draw(path: Path, found: Diagnosis) -> None:
+    """Draw the radius of this compressor, where it has one, beside that of common ones."""
+    from dpcsgp.planning import radius_curves
+    from dpcsgp.report.stability_figure import write_radius_figure
 
-
-def as_settings(shortcuts: dict[str, Any]) -> list[str]:
-    """Turn options that were given into `section.key=value`; strings are quoted, so that none is
-    taken for a number."""
-    given = {key: value for key, value in shortcuts.items() if value is not None}
-    return [f"{key}={_toml(value)}" for key, value in given.items()]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        try:
-            float(value)
-        except ValueError:
-            return json.dumps(value)
-        return value
-    return json.dumps(str(value)) if isinstance(value, Path) else str(value)
+    specs = [found.compressor.spec, *FIGURE_SPECS] if found.stability else list(FIGURE_SPECS)
+    curves = radius_curves(found.topology, found.dim, specs)
+    write_radius_figure(path, _title(found.topology, found.dim), *curves)
 
 
 def _size(config: Any, dim: int | None) -> tuple[int, int]:
@@ -118,9 +102,8 @@ def _size(config: Any, dim: int | None) -> tuple[int, int]:
 
     facts = declared_facts(config)
     if dim is None:
-        dim = ParameterLayout.of(
-            build_model(config.task.model, facts.input_shape, facts.num_classes)
-        ).dim
+        model = build_model(config.task.model, facts.input_shape, facts.num_classes)
+        dim = ParameterLayout.of(model).dim
     return dim, min(facts.num_examples)
 
 
@@ -128,16 +111,8 @@ def _title(topology: Topology, dim: int) -> str:
     return f"{topology.name}, {topology.num_nodes} nodes, {dim:,} coordinates"
 
 
-def finite(value: Any) -> Any:
-    """Replace numbers that JSON has no word for (inf, nan) by null."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _answer(found: Diagnosis) -> dict[str, Any]:
+    """Return all findings under the names that `--json` prints."""
     constants, theorem, stability = found.theorem.constants, found.theorem, found.stability
     return {
         "healthy": found.healthy,
@@ -179,7 +154,7 @@ def _answer(found: Diagnosis) -> dict[str, Any]:
         "theorem_examples": theorem.required_examples,
         "proposition_epsilon_floor": theorem.epsilon_floor,
         "theorem_satisfied": theorem.holds,
-        "conditions": [condition.__dict__ for condition in theorem.conditions],
+        "conditions": [asdict(condition) for condition in theorem.conditions],
     }
 
 
@@ -207,12 +182,11 @@ def _print(found: Diagnosis, rows: list[SweepRow], figure: Path | None) -> None:
 
 def _lines(a: dict[str, Any]) -> dict[str, str]:
     """Return the verdict table, line by line."""
+    doubly = "yes" if a["doubly_stochastic"] else "no: push-sum weights correct for it"
     lines = {
         "strongly connected": f"yes, {a['num_edges']} directed edges",
         "columns sum to one": "yes",
-        "doubly stochastic": "yes"
-        if a["doubly_stochastic"]
-        else "no: push-sum weights correct for it",
+        "doubly stochastic": doubly,
         "method": f"{a['algorithm']}, compression {a['compressor']}, mixing rate "
         f"{a['mixing_rate']:.4g}",
         "radius": _number(a["radius"], "no radius exists for this compressor"),
@@ -239,14 +213,12 @@ def _lines(a: dict[str, Any]) -> dict[str, str]:
         f"({a['paper_bits_per_round']:,} bits by formula)",
         "lambda (|lambda_2|)": f"{a['lambda_spectral']:.4g} ({a['second_eigenvalue']:.4g})",
         "C, spectral / Frobenius norm": f"{a['constant_spectral']:.4g} / "
-        f"{a['constant_frobenius']:.4g}"
-        f" (lambda {a['lambda_frobenius']:.4g} with the latter)",
+        f"{a['constant_frobenius']:.4g} (lambda {a['lambda_frobenius']:.4g} with the latter)",
         "beta, smallest push-sum weight": f"{a['beta']:.4g}",
         "phi": f"{a['phi_min']:.4g} to {a['phi_max']:.4g}",
         "|A - I|": f"{a['distance_to_identity']:.4g}",
         "omega": f"{a['omega']:.4g}; Theorem 1 permits {a['largest_omega_spectral']:.4g} "
-        "(spectral),"
-        f" {a['largest_omega_frobenius']:.4g} (Frobenius)",
+        f"(spectral), {a['largest_omega_frobenius']:.4g} (Frobenius)",
     }
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from dpcsgp.cli.ledger import ExpectHead, check_expected
-from dpcsgp.cli.training_options import (
+from dpcsgp.cli.options import (
     AllowDivergence,
     AsJson,
     ConfigFile,
@@ -18,23 +17,7 @@ from dpcsgp.cli.training_options import (
     Settings,
     Verbose,
 )
-
-EXAMPLES = """
-Examples:
-
-    dpcsgp launch configs/demo.toml
-    dpcsgp launch configs/demo.toml --processes 2 --out runs/two
-    dpcsgp launch --resume --out runs/two
-
-For several machines, start this on each of them, with RANK = 0 on the one at
-ADDRESS and eth0 the interface that reaches the others (docs/multi-machine.md
-has more):
-
-    GLOO_SOCKET_IFNAME=eth0 torchrun --nnodes 3 --nproc-per-node 1 \\
-        --node-rank RANK --master-addr ADDRESS --master-port 29500 \\
-        -m dpcsgp run configs/demo.toml --set graph.num_nodes=3 \\
-        --out runs/three
-"""
+from dpcsgp.records.metrics import strict_json
 
 
 def launch(
@@ -51,7 +34,26 @@ def launch(
     log_file: LogFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train with one real process per node, all on this machine; they talk over TCP."""
+    """Train with one real process per node, all on this machine; they talk over TCP.
+
+    Examples:
+
+    ```
+    dpcsgp launch configs/demo.toml
+    dpcsgp launch configs/demo.toml --processes 2 --out runs/two
+    dpcsgp launch --resume --out runs/two
+    ```
+
+    For several machines, start this on each of them, with RANK = 0 on the one at ADDRESS and eth0
+    the interface that reaches the others (docs/multi-machine.md has more):
+
+    ```
+    GLOO_SOCKET_IFNAME=eth0 torchrun --nnodes 3 --nproc-per-node 1 \\
+        --node-rank RANK --master-addr ADDRESS --master-port 29500 \\
+        -m dpcsgp run configs/demo.toml --set graph.num_nodes=3 \\
+        --out runs/three
+    ```
+    """
     from rich.console import Console
 
     from dpcsgp.console.logs import open_logs
@@ -65,7 +67,7 @@ def launch(
     request = BuiltinRequest(config_file, tuple(settings or ()), out, resume, allow_divergence)
     summary = launch_run(request, processes, ConsoleReporter(Console(quiet=as_json)))
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(strict_json(summary))
     ending = Ending.of(summary["stopped_because"])
     if ending is not None and ending.exit_code:
         raise typer.Exit(ending.exit_code)

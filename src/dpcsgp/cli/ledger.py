@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpcsgp.cli.options import AsJson
 from dpcsgp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def ledger() -> None:
 @app.command("head")
 def head(
     folder: Annotated[Path, typer.Argument(help="A results folder or a ledger file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print run, node, number of releases and last checksum of each ledger, after verifying them.
 

@@ -34,8 +34,8 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-cli.command("run", epilog=run.EXAMPLES)(run.run)
-cli.command("launch", epilog=launch.EXAMPLES)(launch.launch)
+cli.command("run")(run.run)
+cli.command("launch")(launch.launch)
 cli.command("demo")(demo.demo)
 cli.command("doctor")(doctor.doctor)
 cli.command("plan")(plan.plan)

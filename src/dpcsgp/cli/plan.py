@@ -1,108 +1,117 @@
-"""`dpcsgp plan`: what a run will cost and which settings to choose, before any data are opened or
-budget is spent."""
+"""`dpcsgp plan`: what a run will cost and which settings to choose, before any data are opened."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpcsgp.cli.options import AsJson, Settings, as_settings
+from dpcsgp.records.metrics import strict_json
+
 if TYPE_CHECKING:
     from dpcsgp.config import Config
-    from dpcsgp.planning import Plan, Row
+    from dpcsgp.planning import Limits, Plan, Row
 
-EXAMPLES = """
-Examples:
 
-    dpcsgp plan --task mnist --num-nodes 10 --epsilon 0.5 --max-megabytes 1 --max-minutes 5 --out plan.toml
-
-    dpcsgp run plan.toml                                        # then train as planned
-
-    dpcsgp plan --task digits --num-nodes 4 --epsilon 4 --model mlp:16 --top 5 --json
-"""
+Features = Annotated[
+    str | None,
+    typer.Option(
+        help="Same as task.features; default: tries 'standardize', low frequencies and, "
+        "without --model, HOG."
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Write the chosen settings here.", metavar="FILE.toml")
+]
+NumExamples = Annotated[
+    int | None,
+    typer.Option(help="Declared examples per node; default: an even share of the published ones."),
+]
+Megabytes = Annotated[float | None, typer.Option(help="Most megabytes (10^6 bytes) over one edge.")]
+Minutes = Annotated[
+    float | None, typer.Option(help="Most minutes of training, all nodes in one process.")
+]
 
 
 def plan(
     config_file: Annotated[
         Path | None, typer.Argument(help="TOML file to start from; default: the demo's.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE"),
-    ] = None,
+    settings: Settings = None,
     task: Annotated[str | None, typer.Option(help="Same as task.name.")] = None,
     model: Annotated[str | None, typer.Option(help="Same as task.model.")] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            help="Same as task.features; default: tries 'standardize', low frequencies and, "
-            "without --model, HOG."
-        ),
-    ] = None,
+    features: Features = None,
     graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Same as privacy.epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Same as privacy.delta.")] = None,
-    num_examples: Annotated[
-        int | None,
-        typer.Option(
-            help="Declared examples per node; default: an even share of the published ones."
-        ),
-    ] = None,
-    max_megabytes: Annotated[
-        float | None, typer.Option(help="Most megabytes (10^6 bytes) over one edge.")
-    ] = None,
-    max_minutes: Annotated[
-        float | None, typer.Option(help="Most minutes of training, all nodes in one process.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the chosen settings here.", metavar="FILE.toml")
-    ] = None,
+    num_examples: NumExamples = None,
+    max_megabytes: Megabytes = None,
+    max_minutes: Minutes = None,
+    out: Out = None,
     top: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Try batch sizes, steps and ways of exchanging; show noise, bytes, memory and time of each;
-    choose one.
+    """Try batch sizes, steps and ways of exchanging; show what each costs and choose one.
 
     Only shapes and declared sizes are used. Smaller shortfall is better; docs/stability.md states
-    the model behind it."""
+    the model behind it.
+
+    Examples: plan within limits, then train as planned; show other plans as JSON:
+
+    ```
+    dpcsgp plan --epsilon 0.5 --max-megabytes 1 --max-minutes 5 --out plan.toml
+    dpcsgp run plan.toml
+    dpcsgp plan --task digits --num-nodes 4 --epsilon 4 --model mlp:16 --json
+    ```
+    """
     from rich.console import Console
 
-    from dpcsgp.cli.doctor import as_settings, finite
     from dpcsgp.config import load_config
-    from dpcsgp.planning import Limits, declared_facts, search, search_features
+    from dpcsgp.planning import Limits
 
     shortcuts = {
-        "task.name": task, "task.model": model, "task.features": features, "graph.name": graph,
-        "graph.num_nodes": num_nodes, "privacy.epsilon": epsilon, "privacy.delta": delta,
-    }  # fmt: skip
+        "task.name": task,
+        "task.model": model,
+        "task.features": features,
+        "graph.name": graph,
+        "graph.num_nodes": num_nodes,
+        "privacy.epsilon": epsilon,
+        "privacy.delta": delta,
+    }
     config = load_config(config_file, [*(settings or []), *as_settings(shortcuts)])
-    limits = Limits(max_megabytes, max_minutes)
-    console = Console(quiet=as_json)
-    named = {setting.partition("=")[0].strip() for setting in settings or []}
+    # what the caller has decided is not varied; a file decides about the features
+    decided = {setting.partition("=")[0].strip() for setting in settings or []}
+    decided |= {key for key, value in shortcuts.items() if value is not None}
+    decided |= {"task.features"} if config_file else set()
+    console, limits = Console(quiet=as_json), Limits(max_megabytes, max_minutes)
     with console.status("planning") as status:
-        if config_file or features or "task.features" in named:
-            found = search(config, declared_facts(config, num_examples), limits, status.update)
-        else:
-            free = model is None and "task.model" not in named
-            found = search_features(config, num_examples, limits, status.update, free_model=free)
+        found = _search(config, num_examples, limits, status.update, decided)
     if out is not None:
         write_plan(out, found.chosen)
     if as_json:
-        shown = [_as_dict(row, row is found.chosen) for row in _shown(found, top)]
-        answer = {
-            "chosen": _as_dict(found.chosen, True),
-            "rows": shown,
-            "num_within_limits": len(found.rows),
-        }
-        typer.echo(json.dumps(finite({**answer, "num_tried": found.num_tried}), allow_nan=False))
-        return
-    _print(console, found, top, out)
+        typer.echo(strict_json(_answer(found, top)))
+    else:
+        _print(console, found, top, out)
 
 
-plan.__doc__ = (plan.__doc__ or "") + "\n" + EXAMPLES
+def _search(
+    config: Config,
+    num_examples: int | None,
+    limits: Limits,
+    show: Callable[[str], None],
+    decided: set[str],
+) -> Plan:
+    """Search over plans for these features, or over public features (and their models) too."""
+    from dpcsgp.planning import declared_facts, search, search_features
+
+    if "task.features" in decided:
+        return search(config, declared_facts(config, num_examples), limits, show)
+    free_model = "task.model" not in decided
+    return search_features(config, num_examples, limits, show, free_model=free_model)
 
 
 def write_plan(path: Path, row: Row) -> None:
@@ -111,10 +120,10 @@ def write_plan(path: Path, row: Row) -> None:
     from dpcsgp.errors import ConfigError
     from dpcsgp.records.files import write_atomically
 
-    note = f"# dpcsgp plan: {row.bytes_per_edge:,} bytes per edge, about {row.seconds:.0f} s in one process\n"
+    cost = f"{row.bytes_per_edge:,} bytes per edge, about {row.seconds:.0f} s in one process"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (note + to_toml(row.config)).encode())
+        write_atomically(path, f"# dpcsgp plan: {cost}\n{to_toml(row.config)}".encode())
     except OSError as error:
         raise ConfigError(
             f"--out {path} cannot be written: {error.strerror}; choose another file"
@@ -122,14 +131,24 @@ def write_plan(path: Path, row: Row) -> None:
 
 
 def _shown(found: Plan, top: int) -> list[Row]:
-    """Return the chosen row, the best one without messages, then the best of every other way of
-    exchanging."""
+    """Return the chosen row, the best without messages, and the best of every way of exchanging."""
+    # rows come best first, so the first of a kind is its best
     best: dict[tuple[str, str], Row] = {}
     for row in found.rows:
         best.setdefault((row.exchange, row.config.task.features), row)
     silent = [row for row in best.values() if not row.config.method.sends][:1]
     rows = list({id(row): row for row in (found.chosen, *silent, *best.values())}.values())
     return sorted(rows[:top], key=lambda row: row.outlook.shortfall)
+
+
+def _answer(found: Plan, top: int) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    return {
+        "chosen": _as_dict(found.chosen, True),
+        "rows": [_as_dict(row, row is found.chosen) for row in _shown(found, top)],
+        "num_within_limits": len(found.rows),
+        "num_tried": found.num_tried,
+    }
 
 
 def _as_dict(row: Row, chosen: bool) -> dict[str, Any]:
@@ -169,29 +188,34 @@ def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
     privacy = found.chosen.config.privacy
     title = f"{found.chosen.config.task.name}, eps {privacy.epsilon}, delta {privacy.delta}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    headings = (
-        "", "exchange", "features", "steps", "batch", "rate", "noise\nmult.", "noise\n/ref.", "short-\nfall", "MB per\nedge",
-        "GB", "min",
-    )  # fmt: skip
-    for name in headings:
-        table.add_column(
-            name, justify="left" if name in ("", "exchange", "features") else "right", no_wrap=True
-        )
+    for name in ("", "exchange", "features"):
+        table.add_column(name, no_wrap=True)
+    costs = ("noise\nmult.", "noise\n/ref.", "short-\nfall", "MB per\nedge", "GB", "min")
+    for name in ("steps", "batch", "rate", *costs):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in _shown(found, top):
         sign = ("->" if row is found.chosen else "  ") + ("*" if row.on_front else "")
         outlook = row.outlook
         table.add_row(
-            sign, row.exchange, _inputs(row), str(row.config.algorithm.steps), str(row.batch_size),
-            f"{outlook.learning_rate:g}", f"{outlook.noise_multiplier:.3g}", f"{outlook.noise_to_reference:.2f}",
-            f"{outlook.shortfall:.4f}", f"{row.bytes_per_edge / 1e6:.3f}", f"{row.memory_bytes / 1e9:.2f}",
-            f"{row.seconds / 60:.1f}", style="bold" if row is found.chosen else "",
-        )  # fmt: skip
+            sign,
+            row.exchange,
+            _inputs(row),
+            str(row.config.algorithm.steps),
+            str(row.batch_size),
+            f"{outlook.learning_rate:g}",
+            f"{outlook.noise_multiplier:.3g}",
+            f"{outlook.noise_to_reference:.2f}",
+            f"{outlook.shortfall:.4f}",
+            f"{row.bytes_per_edge / 1e6:.3f}",
+            f"{row.memory_bytes / 1e9:.2f}",
+            f"{row.seconds / 60:.1f}",
+            style="bold" if row is found.chosen else "",
+        )
     console.print(table)
     console.print(
-        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. *: "
-        "no other plan is as good in"
-        " shortfall, bytes and time. noise/ref.: noise of the averaged model per coordinate over "
-        "the distance to walk.",
+        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. "
+        "*: no other plan is as good in shortfall, bytes and time. "
+        "noise/ref.: noise of the averaged model per coordinate over the distance to walk.",
         soft_wrap=True,
     )
     if out is not None:

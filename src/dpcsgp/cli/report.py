@@ -8,13 +8,6 @@ from typing import Annotated
 
 import typer
 
-EXAMPLES = """
-Examples:
-
-    dpcsgp report runs/first                             # writes runs/first/report.html
-    dpcsgp report runs/first runs/alone --out both.html  # side by side
-"""
-
 
 def report(
     folders: Annotated[
@@ -32,8 +25,15 @@ def report(
         bool, typer.Option("--json", help="Print the page's path as JSON and nothing else.")
     ] = False,
 ) -> None:
-    """Make one self-contained page: headline numbers, figures, warnings, settings, and every node's
-    account."""
+    """Make one self-contained page: headline numbers, figures, warnings, settings, accounts.
+
+    Examples: the page of one run, in its folder; two runs side by side:
+
+    ```
+    dpcsgp report runs/first
+    dpcsgp report runs/first runs/alone --out both.html
+    ```
+    """
     from dpcsgp.report import write_report
 
     path = write_report(folders, out)
@@ -42,6 +42,3 @@ def report(
         if as_json
         else str(path)
     )
-
-
-report.__doc__ = (report.__doc__ or "") + "\n" + EXAMPLES

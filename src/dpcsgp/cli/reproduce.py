@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-EXAMPLES = """
-Examples:
+if TYPE_CHECKING:
+    from rich.console import Console
 
-    dpcsgp reproduce privacy                   # claimed against verified eps; seconds
-    dpcsgp reproduce fig1 --quick              # one repeat, few steps of the paper's own settings; minutes
-    dpcsgp reproduce skew --repeats 3          # where collaboration pays
-    dpcsgp reproduce all --repeats 5           # everything; Ctrl-C and the same command go on where it stopped
-"""
+    from dpcsgp.reproduction.grid import Show
 
 
 def reproduce(
@@ -37,16 +35,19 @@ def reproduce(
     """Run an experiment as a grid of runs and write tables, figures and a page.
 
     What is already done is skipped, so an interrupted command goes on where it stopped.
+
+    Examples: claimed against verified eps, in seconds; a figure of the paper with few steps, in
+    minutes; where collaboration pays; everything:
+
+    ```
+    dpcsgp reproduce privacy
+    dpcsgp reproduce fig1 --quick
+    dpcsgp reproduce skew --repeats 3
+    dpcsgp reproduce all --repeats 5
+    ```
     """
     import torch
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
     from dpcsgp.errors import ConfigError
     from dpcsgp.reproduction import EXPERIMENTS, Experiment
@@ -56,34 +57,14 @@ def reproduce(
     console = Console()
     if name == "list":
         for key, experiment in EXPERIMENTS.items():
-            console.print(
-                f"{key:10} {(experiment.__doc__ or '').splitlines()[0]}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            summary = (experiment.__doc__ or "").splitlines()[0]
+            console.print(f"{key:10} {summary}", highlight=False, soft_wrap=True)
         return
     names = list(EXPERIMENTS) if name == "all" else [name]
     if name != "all" and name not in EXPERIMENTS:
         raise ConfigError(f"NAME = {name!r}: expected one of {', '.join(EXPERIMENTS)}, all, list")
     for each in names:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-            task = bar.add_task(each, total=None)
-
-            def show(
-                text: str, done: int, total: int, task: object = task, each: str = each
-            ) -> None:
-                bar.update(task, completed=done, total=total, description=each)  # type: ignore[arg-type]
-                if not console.is_terminal:
-                    console.print(
-                        f"{each}: {done} of {total}  {text}", highlight=False, soft_wrap=True
-                    )
-
+        with _progress(console, each) as show:
             experiment = Experiment(
                 each, out, repeats or (1 if quick else 5), quick, show, console.print, processes
             )
@@ -92,4 +73,25 @@ def reproduce(
             console.print(f"wrote {file}", highlight=False, soft_wrap=True)
 
 
-reproduce.__doc__ = (reproduce.__doc__ or "") + "\n" + EXAMPLES
+@contextmanager
+def _progress(console: Console, name: str) -> Iterator[Show]:
+    """Show how many runs are done: a bar on a terminal, lines in a file."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    description = TextColumn("{task.description}")
+    columns = (description, BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=None)
+
+        def show(text: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description=name)
+            if not console.is_terminal:
+                console.print(f"{name}: {done} of {total}  {text}", highlight=False, soft_wrap=True)
+
+        yield show

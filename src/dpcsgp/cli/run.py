@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from dpcsgp.cli.ledger import ExpectHead, check_expected
-from dpcsgp.cli.training_options import (
+from dpcsgp.cli.options import (
     AllowDivergence,
     AsJson,
     ConfigFile,
@@ -18,17 +17,7 @@ from dpcsgp.cli.training_options import (
     Settings,
     Verbose,
 )
-
-EXAMPLES = """
-Examples:
-
-    dpcsgp run                                   # the demo's settings
-    dpcsgp run my.toml --set privacy.epsilon=1 --out runs/first
-    dpcsgp run --set task.name=digits            # needs no download
-    dpcsgp run --resume --out runs/first         # after Ctrl-C or a crash
-    dpcsgp run --tensorboard --out runs/second
-    tensorboard --logdir runs/second
-"""
+from dpcsgp.records.metrics import strict_json
 
 
 def run(
@@ -51,6 +40,17 @@ def run(
     """Train privately over a graph of nodes, all simulated in this process.
 
     Started by torchrun, it trains this process's share of the nodes (see `dpcsgp launch --help`).
+
+    Examples:
+
+    ```
+    dpcsgp run                                   # the demo's settings
+    dpcsgp run my.toml --set privacy.epsilon=1 --out runs/first
+    dpcsgp run --set task.name=digits            # needs no download
+    dpcsgp run --resume --out runs/first         # after Ctrl-C or a crash
+    dpcsgp run --tensorboard --out runs/second
+    tensorboard --logdir runs/second
+    ```
     """
     from rich.console import Console
 
@@ -76,6 +76,6 @@ def run(
     else:
         outcome = run_process_or_end(request, environment, hooks)
     if as_json and (environment is None or environment.rank == 0):
-        typer.echo(json.dumps(outcome.summary))
+        typer.echo(strict_json(outcome.summary))
     if code := outcome.progress.ending.exit_code:
         raise typer.Exit(code)

@@ -1,5 +1,4 @@
-"""Know before you spend: whether a setting is healthy, what a run will cost, and which setting to
-choose."""
+"""Know before you spend: is a setting healthy, what will a run cost, which setting to choose."""
 
 from dpcsgp.planning.diagnosis import Diagnosis, SweepRow, diagnose, radius_curves, sweep
 from dpcsgp.planning.outlook import Outlook

@@ -1,5 +1,4 @@
-"""The model behind the planner's ranking: how far noise, the number of steps and disagreement keep
-a run from its goal.
+"""The model behind the planner's ranking: how far noise and few steps keep a run from its goal.
 
 A run walks from the public start towards a model at distance R. Each step moves along the average
 of n private gradients: its useful part has length about G, its noise has variance s^2 = (noise
@@ -42,31 +41,26 @@ SIGNAL: Final = 0.5  # G / clip norm
 @final
 @dataclass(frozen=True)
 class Gossip:
-    """How one way of exchanging messages behaves: radius per step, disagreement under unit noise,
-    nodes averaged.
+    """How one way of exchanging messages contracts disagreement and averages noise."""
 
-    Radius 1 means that nothing is exchanged while training; `polish_radius` is then that of the
-    rounds at the end."""
-
-    radius: float
-    disagreement: float
-    num_averaged: int
-    polish_radius: float | None = None
+    radius: float  # factor on disagreement per step; 1: nothing is exchanged while training
+    disagreement: float  # variance around the average in the steady state, under unit noise
+    num_averaged: int  # nodes whose noise is averaged
+    polish_radius: float | None = None  # of the rounds at the end, if it is another one
 
 
 @final
 @dataclass(frozen=True)
 class Outlook:
-    """What one plan promises; noises are per coordinate, `model_noise` and `disagreement` in units
-    of the model."""
+    """What one plan promises; all noises are standard deviations per coordinate."""
 
     noise_multiplier: float
     learning_rate: float
-    gradient_noise: float
-    model_noise: float
+    gradient_noise: float  # of the average of all nodes' gradients, s above
+    model_noise: float  # what it leaves in the averaged model when training ends
     reference: float  # R / sqrt(d): the distance to be walked, per coordinate
-    disagreement: float
-    shortfall: float
+    disagreement: float  # of a node's model from the average, sqrt(D) above
+    shortfall: float  # the figure that plans are ranked by; smaller is better
 
     @property
     def noise_to_reference(self) -> float:
@@ -82,27 +76,32 @@ def foresee(
     clip_norm: float,
     batch_size: int,
 ) -> Outlook:
-    """Return the outlook of `settings` (steps, momentum, decay, polish rounds), with the learning
-    rate chosen by the rule."""
-    own_noise = noise_multiplier * clip_norm / batch_size
-    gradient_noise = own_noise / math.sqrt(gossip.num_averaged)
-    strength = math.hypot(SIGNAL * clip_norm, math.sqrt(dim) * gradient_noise)
-    wanted = DISTANCE / (math.sqrt(settings.steps) * strength)
-    shape = LinearDecay(1.0, settings.learning_rate_decay, settings.steps)
-    shape_T = np.array([shape(step) for step in range(settings.steps)])
-    learning_rate = round_to(wanted * (1.0 - settings.momentum) / float(shape_T.mean()), digits=2)
-    rates_T = learning_rate * shape_T
-    disagreement = own_noise * _late_disagreement(rates_T, settings, gossip)
+    """Predict how a run with these settings ends; the learning rate is chosen by the rule above.
+
+    Of `settings` the steps, momentum, decay and polish rounds count.
+    """
+    # noise of one node's gradient, of the average over nodes, and the length sqrt(G^2 + d s^2)
+    node_noise = noise_multiplier * clip_norm / batch_size
+    gradient_noise = node_noise / math.sqrt(gossip.num_averaged)
+    gradient_length = math.hypot(SIGNAL * clip_norm, math.sqrt(dim) * gradient_noise)
+
+    # eta, then the initial rate whose schedule has this mean once momentum has amplified it
+    eta = DISTANCE / (math.sqrt(settings.steps) * gradient_length)
+    decay = LinearDecay(1.0, settings.learning_rate_decay, settings.steps)
+    decay_T = np.array([decay(step) for step in range(settings.steps)])
+    learning_rate = round_to(eta * (1.0 - settings.momentum) / float(decay_T.mean()), digits=2)
+    rates_T = learning_rate * decay_T
+
+    disagreement = node_noise * _final_disagreement(rates_T, settings, gossip)
+    optimization_error = gradient_length / (math.sqrt(settings.steps) * clip_norm)
     return Outlook(
         noise_multiplier=noise_multiplier,
         learning_rate=learning_rate,
         gradient_noise=gradient_noise,
-        model_noise=gradient_noise
-        * float(np.sqrt((_reach(rates_T, settings.momentum) ** 2).sum())),
+        model_noise=gradient_noise * _accumulated_noise(rates_T, settings.momentum),
         reference=DISTANCE / math.sqrt(dim),
         disagreement=disagreement,
-        shortfall=strength / (math.sqrt(settings.steps) * clip_norm)
-        + dim * disagreement**2 / (2.0 * DISTANCE**2),
+        shortfall=optimization_error + dim * disagreement**2 / (2.0 * DISTANCE**2),
     )
 
 
@@ -115,25 +114,26 @@ def round_to(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _reach(rates_T: np.ndarray, momentum: float) -> np.ndarray:
-    """Return by how much a unit in the gradient of each step has moved the model at the end,
-    momentum included."""
-    reach_T = np.array(rates_T)
+def _accumulated_noise(rates_T: np.ndarray, momentum: float) -> float:
+    """Return the standard deviation of the final model, for unit noise in every gradient."""
+    # A gradient moves the model by its own rate, and through momentum by later rates:
+    # influence[t] = rate[t] + momentum * influence[t + 1].
+    influence_T = np.array(rates_T)
     for step in range(len(rates_T) - 2, -1, -1):
-        reach_T[step] += momentum * reach_T[step + 1]
-    return reach_T
+        influence_T[step] += momentum * influence_T[step + 1]
+    return float(np.sqrt((influence_T**2).sum()))
 
 
-def _late_disagreement(rates_T: np.ndarray, settings: AlgorithmConfig, gossip: Gossip) -> float:
-    """Return the root mean square distance of a node from the average at the end, for unit noise in
-    its gradients."""
+def _final_disagreement(rates_T: np.ndarray, settings: AlgorithmConfig, gossip: Gossip) -> float:
+    """Return a node's root mean square distance from the average, for unit noise per gradient."""
     if gossip.num_averaged == 1 or gossip.disagreement == 0.0:
         return 0.0
-    polished = (gossip.polish_radius or gossip.radius) ** settings.polish_rounds
-    if gossip.radius == 1.0:
-        return polished * float(np.sqrt((_reach(rates_T, settings.momentum) ** 2).sum()))
-    # rounds after which a step's noise is forgotten
+    polish = (gossip.polish_radius or gossip.radius) ** settings.polish_rounds
+    if gossip.radius == 1.0:  # nothing was exchanged: a node keeps all of its own noise
+        return polish * _accumulated_noise(rates_T, settings.momentum)
+    # With gossip, the noise of a step fades within 1 / (1 - radius^2) rounds. Only the learning
+    # rates of these last steps count, and the steady state under their mean square is reached.
     memory = 1.0 / max(1.0 - gossip.radius**2, 1.0 / len(rates_T))
     recent = rates_T[-min(len(rates_T), math.ceil(memory)) :] / (1.0 - settings.momentum)
-    settled = math.sqrt(gossip.disagreement) * float(np.sqrt((recent**2).mean()))
-    return settled * polished
+    steady = math.sqrt(gossip.disagreement) * float(np.sqrt((recent**2).mean()))
+    return steady * polish

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpcsgp.errors import DataError
 from dpcsgp.records.files import write_atomically
@@ -65,19 +65,31 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically; infinities become null-safe strings."""
+    """Write a JSON file atomically, in the form of `plain`."""
     write_atomically(path, (json.dumps(plain(value), indent=2) + "\n").encode())
 
 
-def plain(value: Any) -> Any:
-    """Return the value in strict JSON terms: inf and nan become strings."""
+def plain(value: Any, *, non_finite: Literal["text", "null"] = "text") -> Any:
+    """Return the value with nothing that strict JSON has no word for.
+
+    Results folders keep inf and nan as the strings "inf", "-inf" and "nan", which `float` reads
+    back. `non_finite="null"` is for what commands print: a reader then finds a number or nothing.
+
+    >>> plain({"epsilon": math.inf}), plain({"epsilon": math.inf}, non_finite="null")
+    ({'epsilon': 'inf'}, {'epsilon': None})
+    """
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: plain(item, non_finite=non_finite) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item, non_finite=non_finite) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+        return str(value) if non_finite == "text" else None
     return value
+
+
+def strict_json(answer: Mapping[str, Any]) -> str:
+    """Return a command's answer as one line of strict JSON; inf and nan become null."""
+    return json.dumps(plain(answer, non_finite="null"), allow_nan=False)
 
 
 def environment() -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Results folders in, figures and one self-contained page out; reads files, never training
-objects."""
+"""Results folders in, figures and one self-contained page out; never training objects."""
 
 from dpcsgp.report.figures import Curve, accuracy_panels, save_figure, write_csv
 from dpcsgp.report.page import write_report

@@ -1,8 +1,8 @@
-"""The page's charts: accuracy against steps and megabytes, every node at the end, eps spent,
-disagreement.
+"""The page's charts: accuracy against steps and megabytes, every node's, eps, disagreement.
 
 Charts carry no run names: a legend beside them serves all, and a run keeps its colour and marker
-everywhere."""
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from dpcsgp.report.folders import Floats, RunResults, node_values
 from dpcsgp.report.formatting import as_number, epsilon, score, significant
 from dpcsgp.report.palette import GRID, INK, colour, marker
-from dpcsgp.report.results import Floats, RunResults, node_values
 from dpcsgp.report.svg import inline_svg
 
 # inches of 72 points: small enough that text stays readable on a phone
-WIDTH, HEIGHT = (
-    360 / 72,
-    244 / 72,
-)
+WIDTH, HEIGHT = 360 / 72, 244 / 72
 DETAILED_RUNS = 4  # beyond this, bands and average models would hide one another
 LOG_RATIO = 20.0  # a wider range than this needs a logarithmic axis
 ROUND = [1, 2, 2.5, 5, 10]  # steps between ticks that a reader can count in
@@ -64,8 +61,7 @@ STYLE: Any = {
 @final
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with the words that belong to it; `svg` is empty where there is nothing to draw,
-    `caption` says why."""
+    """A drawing with its words; without anything to draw `svg` is empty, `caption` says why."""
 
     key: str
     title: str
@@ -93,6 +89,7 @@ def score_axis(metric: str) -> tuple[str, float]:
 
 
 def _draw(key: str, xlabel: str, ylabel: str, description: str, draw: Draw) -> str:
+    """Return one chart as SVG: frame and labels here, curves by `draw`."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         axes = figure.add_subplot()
@@ -110,9 +107,10 @@ def _score_against_steps(runs: Sequence[RunResults], metric: str) -> Chart:
     def draw(axes: Axes) -> None:
         for index, run in enumerate(runs):
             _score_curve(axes, index, run, metric, run.column("step"), len(runs) <= DETAILED_RUNS)
+            # nodes alone are the control: where they ended runs through the whole chart
             if run.trained_alone:
                 _level(axes, index, scale * run.column(f"{metric}_node_mean")[-1])
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
+        _step_ticks(axes)
         _name_last_value(axes, runs, metric, runs[0].column("step")[-1])
 
     caption = "Mean over the nodes after each evaluation, on public test data. "
@@ -127,18 +125,16 @@ def _score_against_megabytes(runs: Sequence[RunResults], metric: str) -> Chart:
     talking = [run.column("bytes_per_edge")[-1] / 1e6 for run in runs if not run.sends_nothing]
     ends = [end for end in talking if math.isfinite(end) and end > 0]
     if not ends:
-        return Chart(
-            "megabytes",
-            title,
-            "No message was sent in any of these runs, so there is nothing to draw.",
-        )
-    logarithmic = max(ends) / min(ends) > LOG_RATIO
+        caption = "No message was sent in any of these runs, so there is nothing to draw."
+        return Chart("megabytes", title, caption)
+    logarithmic = _is_wide(ends)
 
     def draw(axes: Axes) -> None:
         for index, run in enumerate(runs):
             if run.sends_nothing:
                 _level(axes, index, scale * run.column(f"{metric}_node_mean")[-1], shown=True)
             else:
+                # the start, before any message, has no place on a logarithmic axis
                 megabytes = run.column("bytes_per_edge") / 1e6
                 x = np.where(megabytes > 0, megabytes, math.nan) if logarithmic else megabytes
                 _score_curve(axes, index, run, metric, x, len(runs) <= DETAILED_RUNS)
@@ -166,20 +162,14 @@ def _score_of_nodes(runs: Sequence[RunResults], metric: str) -> Chart:
     def draw(axes: Axes) -> None:
         for index, run in enumerate(runs):
             values = scale * node_values(run.last, f"{metric}_nodes")
-            places = (
-                index
-                + 1
-                + (np.linspace(-0.3, 0.3, values.size) if values.size > 1 else np.zeros(1))
-            )
+            # marks of a run lie side by side around its number, in the order of the nodes
+            beside = np.linspace(-0.3, 0.3, values.size) if values.size > 1 else np.zeros(1)
+            places = index + 1 + beside
             style: dict[str, Any] = {"color": colour(index), "gid": f"run-{index + 1}"}
             axes.plot([index + 0.62, index + 1.38], [values.mean()] * 2, linewidth=1.4, **style)
+            size = 6 if alone else 4.5
             axes.plot(
-                places,
-                values,
-                linestyle="none",
-                marker=marker(index),
-                markersize=6 if alone else 4.5,
-                **style,
+                places, values, linestyle="none", marker=marker(index), markersize=size, **style
             )
             if alone:
                 _label_nodes(axes, places, run.last.get("nodes"))
@@ -187,14 +177,10 @@ def _score_of_nodes(runs: Sequence[RunResults], metric: str) -> Chart:
         if not alone:
             axes.set_xticks(range(1, len(runs) + 1, math.ceil(len(runs) / 16)))
 
-    caption = "Each mark is one node's own model at the end; the line is their mean. A low mark is a node left behind."
-    svg = _draw(
-        "nodes",
-        "node" if alone else "run",
-        ylabel,
-        f"{_noun(metric)} of every node at the end of a run.",
-        draw,
-    )
+    caption = "Each mark is one node's own model at the end; the line is their mean. "
+    caption += "A low mark is a node left behind."
+    description = f"{_noun(metric)} of every node at the end of a run."
+    svg = _draw("nodes", "node" if alone else "run", ylabel, description, draw)
     return Chart("nodes", "Every node at the end", caption, svg)
 
 
@@ -204,31 +190,26 @@ def _epsilon_against_steps(runs: Sequence[RunResults]) -> Chart:
     claims = [run.number("epsilon_claimed") for run in runs]
     ends = [end for end in (curve[-1] for curve in curves) if math.isfinite(end) and end > 0]
     if not ends:
-        return Chart(
-            "epsilon",
-            title,
-            "No run has a finite ε: without noise nothing bounds what messages reveal.",
-        )
+        caption = "No run has a finite ε: without noise nothing bounds what messages reveal."
+        return Chart("epsilon", title, caption)
     levels = ends + [claim for claim in claims if math.isfinite(claim) and claim > 0]
-    logarithmic = max(levels) / min(levels) > LOG_RATIO
+    logarithmic = _is_wide(levels)
 
     def draw(axes: Axes) -> None:
         for index, (run, curve, claim) in enumerate(zip(runs, curves, claims, strict=True)):
             y = np.where(np.isfinite(curve) & ((curve > 0) | (not logarithmic)), curve, math.nan)
             low = run.per_node("epsilon_nodes", lambda values: float(values.min()))
+            # nodes with budgets of their own: the range down to the one that spent least
             if np.any(low < y):
                 _band(axes, index, run.column("step"), np.where(np.isfinite(low), low, math.nan), y)
             _curve(axes, index, run.column("step"), y)
             if math.isfinite(claim):
                 _level(axes, index, claim)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
-        if logarithmic:
-            axes.set_yscale("log")
-            _plain_log_ticks(axes.yaxis)
-        else:
-            axes.set_ylim(bottom=0)
+        _step_ticks(axes)
+        _scale_y(axes, logarithmic)
 
-    caption = "Verified ε of the node that has spent most, from the releases in its ledger. Dotted: the ε asked for."
+    caption = "Verified ε of the node that has spent most, from the releases in its ledger. "
+    caption += "Dotted: the ε asked for."
     svg = _draw("epsilon", "gradient steps", "verified ε", "Verified eps against steps.", draw)
     return Chart("epsilon", title, caption, svg)
 
@@ -240,32 +221,38 @@ def _disagreement_against_steps(runs: Sequence[RunResults]) -> Chart:
     if not known.size:
         caption = "Nothing to draw: there is one node only, or the distance was not recorded."
         return Chart("disagreement", title, caption)
-    logarithmic = known.max() / known.min() > LOG_RATIO
+    logarithmic = _is_wide(known)
 
     def draw(axes: Axes) -> None:
         for index, (run, curve) in enumerate(zip(runs, curves, strict=True)):
-            _curve(
-                axes,
-                index,
-                run.column("step"),
-                np.where((curve > 0) | (not logarithmic), curve, math.nan),
-            )
-        if logarithmic:
-            axes.set_yscale("log")
-            _plain_log_ticks(axes.yaxis)
-        else:
-            axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
+            y = np.where((curve > 0) | (not logarithmic), curve, math.nan)
+            _curve(axes, index, run.column("step"), y)
+        _scale_y(axes, logarithmic)
+        _step_ticks(axes)
 
-    caption = "Root mean square distance of the nodes' models from their mean. It must not grow without end: that is divergence."
-    svg = _draw(
-        "disagreement",
-        "gradient steps",
-        "distance (parameter units)",
-        "Disagreement against steps.",
-        draw,
-    )
+    caption = "Root mean square distance of the nodes' models from their mean. "
+    caption += "It must not grow without end: that is divergence."
+    ylabel, description = "distance (parameter units)", "Disagreement against steps."
+    svg = _draw("disagreement", "gradient steps", ylabel, description, draw)
     return Chart("disagreement", title, caption, svg)
+
+
+def _is_wide(values: Sequence[float] | Floats) -> bool:
+    """Say whether positive values span so much that they need a logarithmic axis."""
+    return bool(max(values) / min(values) > LOG_RATIO)
+
+
+def _step_ticks(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=ROUND))
+
+
+def _scale_y(axes: Axes, logarithmic: bool) -> None:
+    """Make the vertical axis logarithmic, or let it start at zero."""
+    if logarithmic:
+        axes.set_yscale("log")
+        _plain_log_ticks(axes.yaxis)
+    else:
+        axes.set_ylim(bottom=0)
 
 
 def _score_curve(
@@ -278,30 +265,16 @@ def _score_curve(
         high = run.per_node(f"{metric}_nodes", lambda values: float(values.max()))
         _band(axes, index, x, scale * low, scale * high)
         average = scale * run.column(f"{metric}_average_model")
-        axes.plot(
-            x,
-            average,
-            linestyle=(0, (4, 2)),
-            linewidth=1.3,
-            color=colour(index),
-            gid=f"run-{index + 1}",
-        )
+        style: dict[str, Any] = {"color": colour(index), "gid": f"run-{index + 1}"}
+        axes.plot(x, average, linestyle=(0, (4, 2)), linewidth=1.3, **style)
     _curve(axes, index, x, scale * run.column(f"{metric}_node_mean"))
 
 
 def _curve(axes: Axes, index: int, x: Floats, y: Floats) -> None:
-    style: dict[str, Any] = {
-        "color": colour(index),
-        "gid": f"run-{index + 1}",
-        "marker": marker(index),
-    }
-    axes.plot(
-        x,
-        np.where(np.isfinite(y), y, math.nan),
-        markevery=max(1, len(x) // 10),
-        markeredgewidth=0,
-        **style,
-    )
+    # the page hides and shows a run by its gid; about ten markers per curve, a gap where not finite
+    style: dict[str, Any] = {"color": colour(index), "gid": f"run-{index + 1}"}
+    style |= {"marker": marker(index), "markevery": max(1, len(x) // 10), "markeredgewidth": 0}
+    axes.plot(x, np.where(np.isfinite(y), y, math.nan), **style)
 
 
 def _band(axes: Axes, index: int, x: Floats, low: Floats, high: Floats) -> None:
@@ -323,20 +296,13 @@ def _name_last_value(axes: Axes, runs: Sequence[RunResults], metric: str, x: flo
     if len(runs) > 1 or not math.isfinite(value):
         return
     place = (x, score_axis(metric)[1] * value)
-    axes.annotate(
-        score(metric, value),
-        place,
-        (0, -9),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        weight="bold",
-    )
+    style: dict[str, Any] = {"ha": "right", "va": "top", "weight": "bold"}
+    axes.annotate(score(metric, value), place, (0, -9), textcoords="offset points", **style)
 
 
 def _label_nodes(axes: Axes, places: Floats, nodes: Any) -> None:
     names = nodes if isinstance(nodes, list) and len(nodes) == places.size else range(places.size)
-    every = math.ceil(places.size / 16)
+    every = math.ceil(places.size / 16)  # more labels than that would overlap
     axes.set_xticks(places[::every], [str(name) for name in names][::every])
 
 

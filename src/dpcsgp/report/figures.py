@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -43,6 +43,12 @@ STYLE: Any = {
     "lines.markersize": 4,
 }
 SAVING: Any = {"svg.hashsalt": "dpcsgp", "pdf.fonttype": 42}
+# ending -> notes in the file; without the date, equal figures give equal files
+METADATA: dict[str, dict[str, Any]] = {
+    "png": {},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
 
 
 @final
@@ -78,8 +84,7 @@ class Curve:
     def mean_and_band(
         self, spread: Spread
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return mean, lower and upper edge over the repeats; a repeat that is not finite leaves a
-        gap, it is not dropped."""
+        """Return mean and edges over repeats; one that is not finite leaves a gap."""
         y_RP = np.where(np.isfinite(self.y_RP), self.y_RP, math.nan)
         mean = y_RP.mean(axis=0)
         if spread == "range":
@@ -105,10 +110,12 @@ def accuracy_panels(
         raise ConfigError(
             "panels is empty; give at least one panel, for example {'ε = 0.5': [Curve(...)]}"
         )
+    # a label's place in this list gives its colour and marker
     labels = list(dict.fromkeys(curve.label for curves in panels.values() for curve in curves))
     columns = min(len(panels), PANELS_PER_ROW)
     rows = math.ceil(len(panels) / columns)
     with matplotlib.rc_context(STYLE):
+        # the figure grows with its panels and with the lines of the legend below them
         width = PANEL_INCHES[0] * columns
         per_row = _legend_columns(labels, width)
         lines = math.ceil(len(labels) / per_row)
@@ -119,7 +126,7 @@ def accuracy_panels(
             _panel(axes, title, curves, labels, log_x, spread)
             axes.set_xlabel(xlabel)
         for axes in list(grid.flat)[len(panels) :]:
-            axes.remove()
+            axes.remove()  # a last row that is not full
         for axes in grid[:, 0]:
             axes.set_ylabel(ylabel)
         figure.legend(
@@ -132,24 +139,18 @@ def accuracy_panels(
 
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:
-    """Return how many entries of the legend fit beside one another in a figure of so many
-    inches."""
+    """Return how many entries of a legend fit into one row of so many inches."""
+    # 0.55 inches for the line and the gaps, 0.072 for a letter at font size 9
     longest = max(map(len, labels), default=1)
     return max(1, min(len(labels), int(width / (0.55 + 0.072 * longest))))
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write `stem.png`, `stem.svg` and `stem.pdf`; the same figure gives the same files, byte for
-    byte."""
+    """Write `stem.png`, `stem.svg` and `stem.pdf`; equal figures give equal files."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    metadata: dict[str, dict[str, Any]] = {
-        "png": {},
-        "svg": {"Date": None},
-        "pdf": {"CreationDate": None},
-    }
     paths = []
     with matplotlib.rc_context(SAVING):
-        for ending, notes in metadata.items():
+        for ending, notes in METADATA.items():
             # not with_suffix: a stem such as fig1_eps0.5 has a dot
             path = stem.with_name(f"{stem.name}.{ending}")
             figure.savefig(path, dpi=200, metadata=notes)
@@ -157,22 +158,37 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
+def write_figure(path: Path, draw: Callable[[], Figure]) -> Path:
+    """Draw a command's `--figure` and write it as PNG, SVG or PDF, by the ending of its name."""
+    ending = path.suffix.lower().removeprefix(".")
+    if ending not in METADATA:
+        raise ConfigError(f"--figure {path}: expected a name that ends in .png, .svg or .pdf")
+    figure = draw()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with matplotlib.rc_context(SAVING):
+            figure.savefig(path, dpi=160, metadata=METADATA[ending])
+    except OSError as error:
+        raise ConfigError(
+            f"--figure {path} cannot be written: {error.strerror}; choose another name"
+        ) from None
+    return path
+
+
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write raw rows as CSV: columns in order of first appearance, lists as JSON, missing values
-    empty."""
+    """Write raw rows as CSV: columns as they first appear, lists as JSON, gaps empty."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            writer.writerow(
-                {
-                    key: json.dumps(value) if isinstance(value, list | dict) else value
-                    for key, value in row.items()
-                }
-            )
+            writer.writerow({key: _csv_value(value) for key, value in row.items()})
     return path
+
+
+def _csv_value(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def _panel(
@@ -187,6 +203,7 @@ def _panel(
     for curve in curves:
         index = labels.index(curve.label)
         mean, low, high = curve.mean_and_band(spread)
+        # a run that sends nothing is a level, not a curve
         if _is_level(curve):
             axes.axhline(float(mean[-1]), linestyle=":", color=colour(index))
             axes.axhspan(

@@ -1,5 +1,4 @@
-"""How numbers are spelled on the page; whatever is missing becomes a dash, and no eps is ever
-rounded down."""
+"""How numbers are spelled on the page; what is missing is a dash, no eps is rounded down."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ GAP = "\N{NO-BREAK SPACE}"  # between a number and its unit
 
 
 def as_number(value: Any) -> float:
-    """Return the number that a JSON value stands for ("inf" and "nan" are spelled as strings); nan
-    if it is none."""
+    """Return the number that a JSON value stands for, "inf" and "nan" included; else nan."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
     try:
@@ -22,8 +20,7 @@ def as_number(value: Any) -> float:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Spell a number with this many significant digits, without an exponent where a reader does not
-    need one."""
+    """Spell a number with so many significant digits, without an exponent if possible."""
     if math.isnan(value):
         return DASH
     if math.isinf(value):
@@ -35,8 +32,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def epsilon(value: float) -> str:
-    """Spell eps with three significant digits, rounded up: a promise must not look better than it
-    is."""
+    """Spell eps with three significant digits, rounded up: it must not look better than it is."""
     if not math.isfinite(value) or value <= 0:
         return significant(value)
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -69,8 +65,7 @@ def duration(seconds: float) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """Spell any value of a summary or a setting; lists whose entries are all equal shrink to one
-    entry."""
+    """Spell any value of a summary or a setting; a list of equal entries shrinks to one."""
     if value is None or value == "":
         return DASH
     if isinstance(value, bool):

@@ -1,5 +1,4 @@
-"""What a reader must know before believing a number: warnings and hints drawn from the
-summaries."""
+"""What a reader must know before believing a number: warnings drawn from the summaries."""
 
 from __future__ import annotations
 
@@ -8,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
+from dpcsgp.report.folders import RunResults
 from dpcsgp.report.formatting import epsilon, significant
-from dpcsgp.report.results import RunResults
 
 Severity = Literal["danger", "caution", "hint"]
 SAME_DATA = ("task", "partition", "model", "features", "num_nodes")
@@ -27,8 +26,7 @@ class Notice:
 
 
 def notices(runs: Sequence[RunResults]) -> list[Notice]:
-    """Return all warnings, the gravest first; a warning that several runs share word for word is
-    said once."""
+    """Return all warnings, the gravest first; what several runs share is said once."""
     shared: dict[tuple[Severity, str, str], list[str]] = {}
     for run in runs:
         for check in CHECKS:
@@ -43,21 +41,17 @@ def notices(runs: Sequence[RunResults]) -> list[Notice]:
 def _seeded(run: RunResults) -> Notice | None:
     if run.summary.get("seeded") is not True:
         return None
-    text = "The noise was drawn from a seed, so anyone who knows the seed can take it off again. Fine for experiments; "
-    return Notice(
-        "danger", "Not private: seeded noise", text + "for real data leave privacy.seed unset."
-    )
+    text = "The noise was drawn from a seed, so anyone who knows the seed can take it off again. "
+    text += "Fine for experiments; for real data leave privacy.seed unset."
+    return Notice("danger", "Not private: seeded noise", text)
 
 
 def _no_noise(run: RunResults) -> Notice | None:
     if run.number("epsilon") != math.inf:
         return None
     text = "The verified ε is infinite: nothing bounds what the messages reveal about an example. "
-    return Notice(
-        "danger",
-        "Not private: no meaningful noise",
-        text + 'Use a private method and privacy.noise = "calibrated".',
-    )
+    text += 'Use a private method and privacy.noise = "calibrated".'
+    return Notice("danger", "Not private: no meaningful noise", text)
 
 
 def _above_claim(run: RunResults) -> Notice | None:
@@ -78,8 +72,9 @@ def _unexplained(run: RunResults) -> Notice | None:
 def _diverged(run: RunResults) -> Notice | None:
     if not run.diverged:
         return None
-    text = f"{run.text('stopped_because')}. Compression and mixing rate do not fit this graph: set algorithm.mixing_rate "
-    return Notice("danger", "Diverged", text + '= "auto" or choose a finer compressor.')
+    text = f"{run.text('stopped_because')}. Compression and mixing rate do not fit this graph: "
+    text += 'set algorithm.mixing_rate = "auto" or choose a finer compressor.'
+    return Notice("danger", "Diverged", text)
 
 
 def _ended_early(run: RunResults) -> Notice | None:
@@ -93,19 +88,17 @@ def _unstable(run: RunResults) -> Notice | None:
     radius = run.number("mixing_radius")
     if not radius >= 1 or run.diverged:
         return None
-    text = f"The gossip step's radius is {significant(radius, 4)}; from 1 on errors grow in the mean square. "
-    return Notice("caution", "Gossip is not stable", text + 'Set algorithm.mixing_rate = "auto".')
+    text = f"The gossip step's radius is {significant(radius, 4)}; "
+    text += 'from 1 on errors grow in the mean square. Set algorithm.mixing_rate = "auto".'
+    return Notice("caution", "Gossip is not stable", text)
 
 
 def _outside_theorem(run: RunResults) -> Notice | None:
     if run.summary.get("theorem_satisfied") is not False:
         return None
-    text = (
-        "The conditions of the convergence theorem do not hold for these settings (a common case). "
-    )
-    return Notice(
-        "caution", "Theorem not satisfied", text + "The accuracy below is measured, not guaranteed."
-    )
+    text = "The conditions of the convergence theorem do not hold for these settings "
+    text += "(a common case). The accuracy below is measured, not guaranteed."
+    return Notice("caution", "Theorem not satisfied", text)
 
 
 CHECKS: tuple[Callable[[RunResults], Notice | None], ...] = (
@@ -122,28 +115,32 @@ CHECKS: tuple[Callable[[RunResults], Notice | None], ...] = (
 
 def _missing_control(runs: Sequence[RunResults]) -> Notice | None:
     """Point out runs that nothing without communication is shown beside."""
+    # a control counts only for runs on the same data, partition and model
     controls = [_same_data(run) for run in runs if run.trained_alone]
     lonely = [run.name for run in runs if not run.sends_nothing and _same_data(run) not in controls]
     if not lonely:
         return None
-    text = "How good is a node alone? Run the same settings with --set algorithm.name=local and report both: "
-    text += "without that line, accuracy per byte says little."
+    text = "How good is a node alone? Run the same settings with --set algorithm.name=local "
+    text += "and report both: without that line, accuracy per byte says little."
     return Notice("hint", "No zero-byte control", text, tuple(lonely) if len(runs) > 1 else ())
 
 
 def _composition(runs: Sequence[RunResults]) -> Notice | None:
     """Remind that eps of several runs on the same data add up."""
+    # runs without noise, without releases or with seeded noise promise nothing that could add up
     private = [
         run for run in runs if math.isfinite(run.number("epsilon")) and run.number("epsilon") > 0
     ]
     private = [run for run in private if run.summary.get("seeded") is not True]
     if len(private) < 2:
         return None
-    text = f"Each ε is for one run alone. If {len(private)} of these runs used the same private examples and all were published, "
+    text = f"Each ε is for one run alone. If {len(private)} of these runs used the same private "
+    text += "examples and all were published, "
     total, delta = (sum(run.number(key) for run in private) for key in ("epsilon", "delta"))
     if len({run.text("neighbouring_relation") for run in private}) > 1 or math.isnan(delta):
         return Notice("hint", "Privacy adds up over runs", text + "their costs add up.")
-    text += f"together they guarantee only ε = {epsilon(total)}, δ = {significant(delta)} (sums; a joint account may be lower)."
+    text += f"together they guarantee only ε = {epsilon(total)}, δ = {significant(delta)} "
+    text += "(sums; a joint account may be lower)."
     return Notice("hint", "Privacy adds up over runs", text)
 
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.report.charts import DETAILED_RUNS, charts
+from dpcsgp.report.folders import RunResults, lower_is_better, read_many, shared_metric
 from dpcsgp.report.formatting import (
     DASH,
     duration,
@@ -23,9 +24,7 @@ from dpcsgp.report.formatting import (
     significant,
 )
 from dpcsgp.report.notices import notices
-from dpcsgp.report.palette import COLOURS, colour_name, marker_sign
-from dpcsgp.report.results import RunResults, lower_is_better, read_many, shared_metric
-from dpcsgp.report.tables import (
+from dpcsgp.report.page_tables import (
     account,
     comparison,
     differing_settings,
@@ -33,6 +32,7 @@ from dpcsgp.report.tables import (
     settings_by_section,
     worst_score,
 )
+from dpcsgp.report.palette import COLOURS, colour_name, marker_sign
 
 FILE_NAME = "report.html"
 
@@ -85,19 +85,19 @@ def render(runs: Sequence[RunResults]) -> str:
 def _context(runs: Sequence[RunResults]) -> dict[str, Any]:
     metric = shared_metric(runs)
     drawn = charts(runs, metric)
+    alone = len(runs) == 1
+    headlines = _headlines_of_one(runs[0], metric) if alone else _headlines_of_many(runs, metric)
     return {
         "title": _title(runs),
         "subtitle": _subtitle(runs),
-        "headlines": _headlines_of_one(runs[0], metric)
-        if len(runs) == 1
-        else _headlines_of_many(runs, metric),
+        "headlines": headlines,
         "notices": notices(runs),
         "charts": [(chart, Markup(chart.svg)) for chart in drawn],
         "runs": [_run(index, run, metric) for index, run in enumerate(runs)],
         "detailed": len(runs) <= DETAILED_RUNS,
         "metric": metric.replace("_", " "),
         "comparison": comparison(runs, metric),
-        "differing": differing_settings(runs) if len(runs) > 1 else {},
+        "differing": {} if alone else differing_settings(runs),
         "palette": [(colour_name(index), *pair) for index, pair in enumerate(COLOURS)],
     }
 
@@ -163,13 +163,13 @@ def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline
     name = metric.replace("_", " ")
     pick = min if lower_is_better(metric) else max
     private = sum(run.summary["private"] for run in runs)
-    sent = [
-        run.number("bytes_per_edge") for run in runs if math.isfinite(run.number("bytes_per_edge"))
-    ]
-    spent = max(
-        runs,
-        key=lambda run: -math.inf if math.isnan(run.number("epsilon")) else run.number("epsilon"),
-    )
+    sent = [run.number("bytes_per_edge") for run in runs]
+    sent = [value for value in sent if math.isfinite(value)]
+    # nan compares with nothing; minus infinity never wins
+    epsilons = [run.number("epsilon") for run in runs]
+    known = [-math.inf if math.isnan(value) else value for value in epsilons]
+    spent = runs[known.index(max(known))]
+    # the best run by mean and by worst node, which need not be the same
     headlines = []
     for title, of in (
         (f"Best {name}, node mean", lambda run: final_score(run, metric, "_node_mean")),
@@ -204,10 +204,8 @@ def _range(sent: Sequence[float]) -> str:
 
 
 def _relation(run: RunResults) -> str:
-    return (
-        run.text("neighbouring_relation").replace("_", " ").replace("-", " ")
-        or "neighbouring relation not recorded"
-    )
+    words = run.text("neighbouring_relation").replace("_", " ").replace("-", " ")
+    return words or "neighbouring relation not recorded"
 
 
 def _private_note(run: RunResults) -> str:
@@ -218,6 +216,7 @@ def _private_note(run: RunResults) -> str:
 
 def _run(index: int, run: RunResults, metric: str) -> dict[str, Any]:
     """Return everything the page tells about one run alone."""
+    # a damaged environment file must not cost the page
     packages = run.environment.get("packages")
     software = {key: value for key in ("python", "platform") if (value := run.environment.get(key))}
     return {
@@ -239,14 +238,13 @@ def _run(index: int, run: RunResults, metric: str) -> dict[str, Any]:
 def _facts(run: RunResults) -> dict[str, str]:
     """Return the lines above the account of the nodes."""
     satisfied = run.summary.get("theorem_satisfied")
+    conditions = DASH if satisfied is None else ("hold" if satisfied else "do not hold")
     return {
         "Neighbouring relation": _relation(run),
         "Verified ε": f"{epsilon(run.number('epsilon'))} at δ = {significant(run.number('delta'))}",
         "Claimed ε": significant(run.number("epsilon_claimed")),
         "Mixing rate": significant(run.number("mixing_rate")),
         "Mixing radius": significant(run.number("mixing_radius")),
-        "Theorem's conditions": DASH
-        if satisfied is None
-        else ("hold" if satisfied else "do not hold"),
+        "Theorem's conditions": conditions,
         "Ended": run.text("stopped_because") or DASH,
     }

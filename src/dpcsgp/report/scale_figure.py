@@ -1,5 +1,4 @@
-"""The figure of scale: cost per node and step, and peak memory, against the number of simulated
-nodes."""
+"""The figure of scale: cost per node and step, and peak memory, against the number of nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.report.figures import SAVING, STYLE
+from dpcsgp.report.figures import STYLE, write_figure
 from dpcsgp.report.palette import colour, marker
 
 
@@ -23,20 +22,17 @@ def scale_figure(points: Sequence[Mapping[str, float]]) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 3.2), layout="constrained")
         cost, memory = figure.subplots(1, 2)
-        for index, (key, label) in enumerate(
-            (("wall", "wall clock"), ("cpu", "processor time, all cores"))
-        ):
+        clocks = {"wall": "wall clock", "cpu": "processor time, all cores"}
+        for index, (key, label) in enumerate(clocks.items()):
             values = [1e3 * point[key] for point in points]
             cost.plot(nodes, values, marker=marker(index), color=colour(index), label=label)
         cost.set_ylim(bottom=0)
         cost.set(xlabel="simulated nodes", ylabel="ms per node and step", title="cost")
         cost.legend(frameon=False, fontsize=8)
-        memory.plot(
-            nodes, [point["peak"] / 1e9 for point in points], marker=marker(2), color=colour(2)
-        )
-        memory.set(
-            xlabel="simulated nodes", ylabel="GB", title="peak memory of the process", yscale="log"
-        )
+        gigabytes = [point["peak"] / 1e9 for point in points]
+        memory.plot(nodes, gigabytes, marker=marker(2), color=colour(2))
+        title = "peak memory of the process"
+        memory.set(xlabel="simulated nodes", ylabel="GB", title=title, yscale="log")
         memory.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         for axes in (cost, memory):
             axes.set_xscale("log")
@@ -48,15 +44,4 @@ def scale_figure(points: Sequence[Mapping[str, float]]) -> Figure:
 
 def write_scale_figure(path: Path, points: Sequence[Mapping[str, float]]) -> Path:
     """Write the figure to a PNG, SVG or PDF file, by the ending of its name."""
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--figure {path}: expected a name that ends in .png, .svg or .pdf")
-    figure = scale_figure(points)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(SAVING):
-            figure.savefig(path, dpi=160)
-    except OSError as error:
-        raise ConfigError(
-            f"--figure {path} cannot be written: {error.strerror}; choose another name"
-        ) from None
-    return path
+    return write_figure(path, lambda: scale_figure(points))

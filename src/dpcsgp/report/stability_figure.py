@@ -1,5 +1,4 @@
-"""The figure of the doctor: the radius of compressed gossip against the mixing rate, one curve per
-compressor.
+"""The doctor's figure: radius of compressed gossip against the mixing rate.
 
 Legend: R mixing rates.
 """
@@ -16,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import ArrayLike
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.report.figures import SAVING, STYLE
+from dpcsgp.report.figures import STYLE, write_figure
 from dpcsgp.report.formatting import significant
 from dpcsgp.report.palette import colour, marker
 
@@ -24,8 +23,7 @@ HIGHEST_RADIUS = 1.3  # beyond, only the sense of the curve matters: it is cut o
 
 
 def radius_figure(title: str, rates_R: ArrayLike, curves: Mapping[str, ArrayLike]) -> Figure:
-    """Draw radius against mixing rate; above 1 (shaded) the disagreement grows. A dot marks the
-    lowest radius."""
+    """Draw radius against mixing rate; above 1 disagreement grows, a dot is the lowest."""
     if not curves:
         raise ConfigError(
             "no curve to draw: none of the compressors has a radius (top and sign have none)"
@@ -34,26 +32,21 @@ def radius_figure(title: str, rates_R: ArrayLike, curves: Mapping[str, ArrayLike
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.0, 3.8), layout="constrained")
         axes = figure.add_subplot()
+        # the region where gossip diverges
         axes.axhspan(1.0, 10.0, color="#9c3200", alpha=0.10, linewidth=0)
         axes.axhline(1.0, color="#9c3200", linewidth=1.0)
         for index, (label, values) in enumerate(curves.items()):
             radii = np.asarray(values, dtype=np.float64)
             best = int(np.argmin(radii))
-            style = "-" if index < 6 else "--"
+            style = "-" if index < 6 else "--"  # there are six colours
             axes.plot(rates, radii, style, color=colour(index), label=label)
             axes.plot(
                 rates[best], radii[best], marker=marker(index), color=colour(index), markersize=6
             )
         lowest = min(float(np.min(np.asarray(values))) for values in curves.values())
         axes.set_ylim(max(0.0, lowest - 0.04), HIGHEST_RADIUS)
-        axes.text(
-            rates[0],
-            1.015,
-            " above 1: the nodes drift apart",
-            color="#9c3200",
-            va="bottom",
-            fontsize=8,
-        )
+        words = " above 1: the nodes drift apart"
+        axes.text(rates[0], 1.015, words, color="#9c3200", va="bottom", fontsize=8)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(value)))
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -67,17 +60,4 @@ def write_radius_figure(
     path: Path, title: str, rates_R: ArrayLike, curves: Mapping[str, ArrayLike]
 ) -> Path:
     """Write the figure to a PNG, SVG or PDF file, by the ending of its name."""
-    ending = path.suffix.lower()
-    metadata = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    if ending not in metadata:
-        raise ConfigError(f"--figure {path}: expected a name that ends in .png, .svg or .pdf")
-    figure = radius_figure(title, rates_R, curves)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(SAVING):
-            figure.savefig(path, dpi=160, metadata=metadata[ending])
-    except OSError as error:
-        raise ConfigError(
-            f"--figure {path} cannot be written: {error.strerror}; choose another name"
-        ) from None
-    return path
+    return write_figure(path, lambda: radius_figure(title, rates_R, curves))

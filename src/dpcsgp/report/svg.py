@@ -1,5 +1,4 @@
-"""Put a matplotlib figure into a page: inline SVG whose text and colours follow the page's style
-sheet."""
+"""Put a matplotlib figure into a page: inline SVG that follows the page's style sheet."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ STYLE_COLOURS = {
 
 
 def inline_svg(figure: Figure, key: str, description: str) -> str:
-    """Return the figure as an `<svg>` element; `key` keeps its ids apart from those of other
-    figures on the page."""
+    """Return the figure as an `<svg>` element; `key` keeps its ids apart on the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": key}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -30,9 +28,11 @@ def inline_svg(figure: Figure, key: str, description: str) -> str:
     # Metadata only name the drawing program, and the style element would reach the whole page.
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    # the page shows and hides a run by its class; all other ids must be unique on the page
     text = re.sub(r' id="(run-\d+)"', r' class="\1"', text)
     text = re.sub(r' id="([^"]+)"', rf' id="{key}-\1"', text)
     text = re.sub(r"url\(#|xlink:href=\"#", lambda found: f"{found.group()}{key}-", text)
+    # stand-ins become the page's colours, so that dark mode works
     for colour, style in STYLE_COLOURS.items():
         text = text.replace(colour, style)
     viewbox = re.search(r'viewBox="[^"]+"', text)

@@ -1,5 +1,4 @@
-"""Block gossip against error feedback at equal bytes: one exact block per round, or random
-coordinates with x_hat."""
+"""Block gossip against error feedback at equal bytes: exact blocks, or random coordinates."""
 
 from __future__ import annotations
 
@@ -13,27 +12,27 @@ from dpcsgp.graphs import best_mixing_rate, directed_exponential, directed_ring,
 from dpcsgp.report import write_csv
 from dpcsgp.reproduction.experiment import Experiment, cell
 from dpcsgp.reproduction.gossip import disagreements
-from dpcsgp.reproduction.outcome import markdown, table, write_outcome
+from dpcsgp.reproduction.outcome import SCORES, markdown, table, write_outcome
 
 GRAPHS = ("directed_exponential", "directed_ring", "random_digraph")
 STEADY_STEPS = 3000
 SHARES = {0.1: 10, 0.25: 4, 0.5: 2}  # share of the coordinates per round -> number of exact blocks
 QUANTISED = "gsgd:8/64"
 # the same -> number of quantised blocks: no more bytes than exact ones
-QUANTISED_BLOCKS = {
-    0.1: 3,
-    0.25: 2,
-    0.5: 1,
-}
+QUANTISED_BLOCKS = {0.1: 3, 0.25: 2, 0.5: 1}
 BASE = (
-    "algorithm.steps=150", "algorithm.learning_rate=1", "privacy.expected_batch_size=512", "algorithm.polish_rounds=0",
-    "run.evaluate_every=30", "run.checkpoint_every=50", "graph.edge_probability=0.2",
-)  # fmt: skip
+    "algorithm.steps=150",
+    "algorithm.learning_rate=1",
+    "privacy.expected_batch_size=512",
+    "algorithm.polish_rounds=0",
+    "run.evaluate_every=30",
+    "run.checkpoint_every=50",
+    "graph.edge_probability=0.2",
+)
 
 
 def block(experiment: Experiment) -> list[Path]:
-    """Compare accuracy and disagreement of block gossip and rand with error feedback, at equal
-    bytes, on three graphs."""
+    """Compare block gossip with rand and error feedback at equal bytes, on three graphs."""
     cells = []
     for graph in GRAPHS if not experiment.quick else GRAPHS[:1]:
         for share, number in SHARES.items():
@@ -46,58 +45,35 @@ def block(experiment: Experiment) -> list[Path]:
                     f"compression.spec={QUANTISED}",
                 ),
             }
-            cells += [
-                cell(
-                    *BASE,
-                    f"graph.name={graph}",
-                    *settings,
-                    graph=graph,
-                    share=share,
-                    method=f"{name} {share:g}",
-                )
-                for name, settings in methods.items()
-            ]
+            for name, settings in methods.items():
+                tags = {"graph": graph, "share": share, "method": f"{name} {share:g}"}
+                cells.append(cell(*BASE, f"graph.name={graph}", *settings, **tags))
     runs = experiment.run(cells)
+    # beside training: gossip without noise on many graphs, and with noise but without learning
     digraphs, steady = _many_digraphs(experiment), _steady_state(experiment)
     rows = table(runs)
-    columns = (
-        "graph", "method", "accuracy_node_mean", "accuracy_node_min", "bytes_per_edge", "disagreement", "epsilon_verified",
-        "repeats",
-    )  # fmt: skip
+    costs = ("bytes_per_edge", "disagreement", "epsilon_verified", "repeats")
     worst = max(row["largest_over_start"] for row in digraphs)
     ratios = _ratios(rows)
     page = experiment.write_page(
         "Block gossip against error feedback, at equal bytes",
         "MNIST, 784-128-10, 10 nodes, verified eps 0.5, 150 steps, no polish rounds; rand at its "
         "advised mixing rate.",
-        markdown(rows, columns),
+        markdown(rows, ("graph", "method", *SCORES, *costs)),
         "Block gossip beside rand with as many bytes or more: how many times smaller the "
-        "disagreement is, and by how many points "
-        "accuracy (node mean) is higher:",
-        markdown(
-            ratios,
-            [
-                "graph",
-                "share",
-                "method",
-                "disagreement_times_smaller",
-                "points_more",
-                "bytes_of_rand",
-            ],
-        ),
+        "disagreement is, and by how many points accuracy (node mean) is higher:",
+        markdown(ratios, list(ratios[0])),
         "On slow graphs 150 steps are too few for a steady state. Without learning, under unit "
-        "noise per step, at equal "
-        f"bytes (512 coordinates, mean over the last third of {STEADY_STEPS} rounds; "
-        "`steady.csv`):",
+        "noise per step, at equal bytes (512 coordinates, mean over the last third of "
+        f"{STEADY_STEPS} rounds; `steady.csv`):",
         markdown(
             steady,
             ["graph", "share", "rand", "block", "block_ratio", "quantised", "quantised_ratio"],
         ),
         f"Noise-free gossip with 10 blocks, exact and with 8 bits (`{QUANTISED}`), on "
-        f"{len(digraphs) // 2} random strongly "
-        f"connected digraphs, 400 rounds each: {sum(row['diverged'] for row in digraphs)} of "
-        f"{len(digraphs)} diverged; the "
-        f"disagreement never rose above {worst:.2f} times its start (`digraphs.csv`).",
+        f"{len(digraphs) // 2} random strongly connected digraphs, 400 rounds each: "
+        f"{sum(row['diverged'] for row in digraphs)} of {len(digraphs)} diverged; the disagreement "
+        f"never rose above {worst:.2f} times its start (`digraphs.csv`).",
         "![accuracy against bits](figure.png)",
     )
     files = write_outcome(experiment.out, runs, "graph", "method")
@@ -139,6 +115,7 @@ def _steady_state(experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def _many_digraphs(experiment: Experiment) -> list[dict[str, Any]]:
+    """Gossip without noise on random digraphs of 5 to 20 nodes, sparse to dense."""
     rows = []
     for seed in range(10 if experiment.quick else 100):
         topology = random_digraph(5 + seed % 16, 0.05 + 0.3 * (seed % 7) / 6, seed)
@@ -147,11 +124,16 @@ def _many_digraphs(experiment: Experiment) -> list[dict[str, Any]]:
             path = disagreements(algorithm, topology, 200, 400, noise=0.0, seed=seed)
             rows.append(
                 {
-                    "seed": seed, "nodes": topology.num_nodes, "edges": len(topology.edges), "compressor": spec,
-                    "start": path[0], "end": path[-1], "largest_over_start": max(path) / path[0],
+                    "seed": seed,
+                    "nodes": topology.num_nodes,
+                    "edges": len(topology.edges),
+                    "compressor": spec,
+                    "start": path[0],
+                    "end": path[-1],
+                    "largest_over_start": max(path) / path[0],
                     "diverged": math.isinf(path[-1]),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -169,10 +151,12 @@ def _ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )
         found.append(
             {
-                "graph": row["graph"], "share": share, "method": method,
+                "graph": row["graph"],
+                "share": share,
+                "method": method,
                 "disagreement_times_smaller": rand["disagreement"] / row["disagreement"],
                 "points_more": 100 * (row["accuracy_node_mean"] - rand["accuracy_node_mean"]),
                 "bytes_of_rand": row["bytes_per_edge"] / rand["bytes_per_edge"],
             }
-        )  # fmt: skip
+        )
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpcsgp.reproduction.experiment import Experiment, cell
-from dpcsgp.reproduction.outcome import markdown, table, write_outcome
+from dpcsgp.reproduction.outcome import SCORES, markdown, table, write_outcome
 
 BASE = (
     "task.model=cnn",
@@ -32,9 +32,7 @@ def cnn(experiment: Experiment) -> list[Path]:
             for method, settings in METHODS.items()
         ]
     )
-    columns = (
-        "epsilon", "method", "accuracy_node_mean", "accuracy_node_min", "bytes_per_edge", "epsilon_verified", "repeats",
-    )  # fmt: skip
+    columns = ("epsilon", "method", *SCORES, "bytes_per_edge", "epsilon_verified", "repeats")
     page = experiment.write_page(
         "A small CNN on MNIST",
         "10 nodes, directed exponential graph, 80 steps, expected batch 512 of 6,000, delta 1e-4.",

@@ -1,5 +1,4 @@
-"""What every experiment works at: where results go, how many repeats, how runs are made, and how a
-page is written."""
+"""What every experiment shares: where results go, repeats, how runs and pages are made."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Experiment:
 
     @property
     def out(self) -> Path:
-        """Folder of this experiment's tables and figures; the runs themselves are shared in
-        `root/runs`."""
+        """Folder of this experiment's tables and figures; runs are shared in `root/runs`."""
         return self.root / self.name
 
     @property

@@ -1,5 +1,4 @@
-"""Accuracy against bytes per edge at one verified eps: the plain network, free choice, and the
-lines that cost no bytes."""
+"""Accuracy against bytes per edge at one verified eps, with the lines that cost no bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from dpcsgp.report.figures import STYLE
 from dpcsgp.report.palette import colour, marker
 from dpcsgp.reproduction.experiment import Experiment, cell
 from dpcsgp.reproduction.grid import Cell
-from dpcsgp.reproduction.outcome import markdown, table
+from dpcsgp.reproduction.outcome import SCORES, markdown, table
 from dpcsgp.reproduction.paper_figures import LOCAL
 
 PLAIN, FREE = "plain 784-128-10", "free choice"
@@ -24,31 +23,30 @@ DCT = ("task.features=dct:8", "task.model=mlp:56")
 
 
 def frontier(experiment: Experiment) -> list[Path]:
-    """Draw accuracy against bytes over compressors, step counts and public features, with the
-    zero-byte lines."""
+    """Draw accuracy against bytes over compressors, step counts and public features."""
     runs = experiment.run(_cells(experiment.quick))
     rows = sorted(table(runs), key=lambda row: (row["model"], row["bytes_per_edge"]))
     for row in rows:
+        # on the front: no cheaper row of the same kind is as accurate
         better = [
-            other for other in rows
-            if other["model"] == row["model"] and other["bytes_per_edge"] < row["bytes_per_edge"]
+            other
+            for other in rows
+            if other["model"] == row["model"]
+            and other["bytes_per_edge"] < row["bytes_per_edge"]
             and other["accuracy_node_mean"] >= row["accuracy_node_mean"]
-        ]  # fmt: skip
+        ]
         row["on_front"] = "" if better else "yes"
     files = [
         write_csv(experiment.out / "table.csv", rows),
         *save_figure(_figure(rows), experiment.out / "figure"),
     ]
-    columns = (
-        "model", "setting", "accuracy_node_mean", "accuracy_node_min", "bytes_per_edge", "epsilon_verified", "on_front",
-        "repeats",
-    )  # fmt: skip
+    costs = ("bytes_per_edge", "epsilon_verified", "on_front", "repeats")
     page = experiment.write_page(
         "Accuracy against bytes at verified eps 0.5",
         "MNIST, 10 nodes, directed exponential graph. Bytes are frames on one edge, headers "
-        "included. Learning rates were chosen "
-        "per setting on test accuracy with seeds other than these.",
-        markdown(rows, columns),
+        "included. Learning rates were chosen per setting on test accuracy with seeds other than "
+        "these.",
+        markdown(rows, ("model", "setting", *SCORES, *costs)),
         _headline(rows),
         "![accuracy against bytes](figure.png)",
     )
@@ -69,7 +67,10 @@ def _cells(quick: bool) -> list[Cell]:
         "rand:0.1, 30 steps": (*_steps(30, 6), "compression.spec=rand:0.1"),
         "block of a tenth, 30 steps": (*_steps(30, 6), "algorithm.name=dp-block"),
         "block of a third, 8 bits, 30 steps": (
-            *_steps(30, 6), "algorithm.name=dp-block", "algorithm.num_blocks=3", "compression.spec=gsgd:8/64",
+            *_steps(30, 6),
+            "algorithm.name=dp-block",
+            "algorithm.num_blocks=3",
+            "compression.spec=gsgd:8/64",
         ),
         "rot:1 every 3rd step, 30 steps": (*_steps(30, 6), "algorithm.gossip_every=3"),
         "alone, then 3 rounds of rot:4": (
@@ -77,16 +78,27 @@ def _cells(quick: bool) -> list[Cell]:
             "algorithm.name=local-then-average",
             "compression.spec=rot:4",
         ),
-    }  # fmt: skip
+    }
     free: dict[str, tuple[str, ...]] = {
         "dct:8, 64-56-10, rot:1, 38 steps": (*DCT, *_steps(38, 12), "algorithm.polish_rounds=2"),
-        "hog:12, linear, no messages": (*HOG, *LOCAL, "task.features=hog:12", *_steps(20, 5), "algorithm.polish_rounds=0"),
+        "hog:12, linear, no messages": (
+            *HOG,
+            *LOCAL,
+            "task.features=hog:12",
+            *_steps(20, 5),
+            "algorithm.polish_rounds=0",
+        ),
         "hog:8, linear, alone, then 3 rounds of rot:3": (
-            *HOG, "task.features=hog:8", *_steps(20, 10), "algorithm.name=local-then-average", "compression.spec=rot:3",
+            *HOG,
+            "task.features=hog:8",
+            *_steps(20, 10),
+            "algorithm.name=local-then-average",
+            "compression.spec=rot:3",
         ),
         "hog:8, linear, rot:1, 20 steps": (*HOG, "task.features=hog:8", *_steps(20, 20)),
         "hog:12, linear, rot:1, 40 steps": (*HOG, "task.features=hog:12", *_steps(40, 10)),
-    }  # fmt: skip
+    }
+    # --quick: every third setting
     cells = [cell(*settings, model=PLAIN, setting=name) for name, settings in plain.items()]
     cells += [cell(*settings, model=FREE, setting=name) for name, settings in free.items()]
     return cells[::3] if quick else cells
@@ -101,8 +113,7 @@ def _steps(steps: int, learning_rate: float) -> tuple[str, ...]:
 
 
 def _headline(rows: Sequence[dict[str, Any]]) -> str:
-    """Compare the best exact row of the plain network with the cheapest row within one point of
-    it."""
+    """Compare the plain network's best exact row with the cheapest within a point of it."""
     plain = [row for row in rows if row["model"] == PLAIN]
     exact = [row for row in plain if row["setting"].startswith("exact")]
     if not exact:
@@ -118,13 +129,17 @@ def _headline(rows: Sequence[dict[str, Any]]) -> str:
         f"point of it: *{least['setting']}*, {lost:.2f} points lower with {ratio:.0f} times "
         "fewer bytes."
     )
+    # the same comparison at equal steps, where both were run
     both = {row["setting"]: row for row in plain}
     exact_row, coded_row = both.get("exact (dp-sgp), 30 steps"), both.get("rot:1, 30 steps")
     if exact_row is None or coded_row is None:
         return text
     ratio = exact_row["bytes_per_edge"] / coded_row["bytes_per_edge"]
     lost = 100 * (exact_row["accuracy_node_mean"] - coded_row["accuracy_node_mean"])
-    return f"{text} At equal steps (30) `rot:1` sends {ratio:.1f} times fewer bytes than exact messages, {lost:.2f} points lower."
+    return (
+        f"{text} At equal steps (30) `rot:1` sends {ratio:.1f} times fewer bytes than exact "
+        f"messages, {lost:.2f} points lower."
+    )
 
 
 def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
@@ -132,6 +147,7 @@ def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
         figure = Figure(figsize=(7.0, 4.4), layout="constrained")
         axes = figure.add_subplot()
         for index, model in enumerate((PLAIN, FREE)):
+            # a line for what costs no bytes, points for the rest, joined where none is better
             chosen = [row for row in rows if row["model"] == model]
             sent = [row for row in chosen if row["bytes_per_edge"] > 0]
             for row in (row for row in chosen if row["bytes_per_edge"] == 0):
@@ -141,15 +157,11 @@ def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
                     color=colour(index),
                     label=f"{model}: no messages",
                 )
-            axes.errorbar(
-                [row["bytes_per_edge"] / 1e3 for row in sent], [100 * row["accuracy_node_mean"] for row in sent],
-                [100 * row.get("accuracy_node_mean_sd", 0.0) for row in sent], fmt=marker(index), color=colour(index), label=model,
-            )  # fmt: skip
+            spread = [100 * row.get("accuracy_node_mean_sd", 0.0) for row in sent]
+            x, y = _points(sent)
+            axes.errorbar(x, y, spread, fmt=marker(index), color=colour(index), label=model)
             front = [row for row in sent if row["on_front"]]
-            axes.plot(
-                [row["bytes_per_edge"] / 1e3 for row in front], [100 * row["accuracy_node_mean"] for row in front],
-                color=colour(index), linewidth=1,
-            )  # fmt: skip
+            axes.plot(*_points(front), color=colour(index), linewidth=1)
         axes.set_xscale("log")
         axes.set(
             xlabel="kB per edge, frames included",
@@ -158,3 +170,9 @@ def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
         )
         axes.legend(frameon=False, loc="lower right", fontsize=8)
     return figure
+
+
+def _points(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    """Return kilobytes per edge and accuracy in percent."""
+    kilobytes = [row["bytes_per_edge"] / 1e3 for row in rows]
+    return kilobytes, [100 * row["accuracy_node_mean"] for row in rows]

@@ -1,5 +1,4 @@
-"""Gossip without learning: how far nodes drift apart under pure noise, or come together without
-any.
+"""Gossip without learning: how nodes drift apart under noise, or come together without any.
 
 Legend: N nodes, D coordinates.
 """
@@ -23,8 +22,7 @@ TOO_FAR = 1e15
 def disagreements(
     algorithm: Algorithm[Any], topology: Topology, dim: int, steps: int, *, noise: float, seed: int
 ) -> list[float]:
-    """Return the disagreement after every step, from random models; every step adds `noise` times a
-    unit Gaussian.
+    """Return the disagreement after every step; each adds `noise` times a unit Gaussian.
 
     Ends early, with infinity, once it is beyond all bounds.
     """
@@ -50,4 +48,5 @@ def growth_per_step(values: list[float]) -> float:
     """Return the factor per step over the second half of the path; infinity-proof."""
     kept = [value for value in values if 1e-12 < value < TOO_FAR]
     half = kept[len(kept) // 2 :]
+    # values near zero are rounding errors, beyond the bound they are cut off
     return (half[-1] / half[0]) ** (1 / max(len(half) - 1, 1)) if len(half) > 1 else math.nan

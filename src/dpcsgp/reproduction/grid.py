@@ -1,9 +1,9 @@
-"""Many independent runs: each in its own results folder, on all cores, skipped if done, continued
-after an interruption.
+"""Many independent runs, each in its own results folder, on all cores; finished ones are skipped.
 
 A run's folder is named after its settings, so experiments that need the same run share it, and a
 changed setting is a new run. Runs of a grid are seeded: they can be repeated bit for bit, and are
-therefore stamped `private: false`."""
+therefore stamped `private: false`.
+"""
 
 from __future__ import annotations
 
@@ -51,17 +51,10 @@ class Cell:
     def folder(self, root: Path) -> Path:
         """Return where this run lives: readable, and one per setting."""
         config = self.config
-        words = (
-            config.task.name,
-            config.algorithm.name,
-            config.compression.spec,
-            str(config.privacy.seed),
-        )
-        return (
-            root
-            / "runs"
-            / f"{re.sub('[^a-z0-9.]+', '-', '-'.join(words))}-{config.fingerprint()[:12]}"
-        )
+        method, spec = config.algorithm.name, config.compression.spec
+        words = "-".join((config.task.name, method, spec, str(config.privacy.seed)))
+        readable = re.sub("[^a-z0-9.]+", "-", words)
+        return root / "runs" / f"{readable}-{config.fingerprint()[:12]}"
 
 
 @final
@@ -79,14 +72,15 @@ def run_grid(
     cells: Sequence[Cell], root: Path, show: Show, processes: int | None = None
 ) -> list[Done]:
     """Run what is not done yet and return all, in the order of the cells."""
+    # cells with the same settings share a folder and are run once
     waiting = {cell.folder(root): cell for cell in cells if not is_done(cell.folder(root))}
     total = len({cell.folder(root) for cell in cells})
     done = total - len(waiting)
     if waiting:
         show("", done, total)
         processes = min(processes or os.cpu_count() or 1, len(waiting))
-        # Fresh processes: forked ones would inherit torch's threads in an unknown state.
         threads = max(1, (os.cpu_count() or 1) // processes)
+        # Fresh processes: forked ones would inherit torch's threads in an unknown state.
         pool = ProcessPoolExecutor(
             processes, multiprocessing.get_context("spawn"), _prepare, (os.getpid(), threads)
         )
@@ -103,7 +97,7 @@ def run_grid(
                 show(futures[future].name, done, total)
             if failures:
                 raise failures[0]
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # the runs under way have written a checkpoint
             raise GridInterruptedError(
                 f"interrupted: {done} of {total} runs are done; the same command continues"
             ) from None
@@ -115,10 +109,10 @@ def run_grid(
 def is_done(folder: Path) -> bool:
     """Say whether a run has ended in its own right (completed, budget spent, or diverged)."""
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-        return Ending.of(summary["stopped_because"]) is not Ending.INTERRUPTED
+        ending = json.loads((folder / "summary.json").read_text())["stopped_because"]
     except (OSError, ValueError, KeyError):
         return False
+    return Ending.of(ending) is not Ending.INTERRUPTED
 
 
 def read_done(cell: Cell, root: Path) -> Done:
@@ -148,8 +142,7 @@ def run_cell(cell: Cell, path: Path) -> bool:
 
 
 def _prepare(parent: int, num_threads: int) -> None:
-    """Make a process of the grid ready: it dies with its parent, and takes its share of the
-    cores."""
+    """Make a process of the grid ready: it dies with its parent, and takes its share of cores."""
     import signal
 
     import torch
@@ -165,6 +158,7 @@ def _prepare(parent: int, num_threads: int) -> None:
 
 @lru_cache(maxsize=2)
 def _data_of(key: str, config_json: str) -> Any:
+    """Load the data; configurations as text, because only hashable arguments can be cached."""
     from dpcsgp.runs.data import load_builtin_data
 
     return load_builtin_data(Config.model_validate_json(config_json))
@@ -172,17 +166,24 @@ def _data_of(key: str, config_json: str) -> Any:
 
 def _data(config: Config) -> Any:
     """Load data once per process for all runs that deal the same examples to the same nodes."""
+    # everything that loading looks at must be part of the key: seed, test set, central or not
     relevant = config.model_copy(
         update={"privacy": Config().privacy, "compression": Config().compression}
     )
-    key = json.dumps([
-        config.task.model_dump(exclude={"model"}), config.graph.num_nodes, config.run.seed, config.run.test_examples,
-        config.method.one_place,
-    ])  # fmt: skip
+    key = json.dumps(
+        [
+            config.task.model_dump(exclude={"model"}),
+            config.graph.num_nodes,
+            config.run.seed,
+            config.run.test_examples,
+            config.method.one_place,
+        ]
+    )
     return _data_of(key, relevant.model_dump_json())
 
 
 def _collect(future: Future[bool], folder: Path) -> int:
+    """Return 1 for a run that ended; errors name its folder."""
     try:
         ended = future.result()
     except DpcsgpError as error:

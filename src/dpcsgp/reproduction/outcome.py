@@ -1,5 +1,4 @@
-"""From finished runs to what people look at: a table over repeats, curves, CSV, figures and a page
-of text."""
+"""From finished runs to what people look at: tables over repeats, curves, figures, text."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from dpcsgp.records.ending import Ending
 from dpcsgp.report import Curve, accuracy_panels, save_figure, write_csv
 from dpcsgp.reproduction.grid import Done
 
+SCORES = ("accuracy_node_mean", "accuracy_node_min")  # columns that every table shows
 TOO_FAR_APART = 1e6  # models of norm below a hundred cannot be that far from one another
 MEASURES: Mapping[str, Callable[[Done], float]] = {
     "accuracy_node_mean": lambda done: as_float(done.summary["accuracy_node_mean"]),
@@ -33,17 +33,16 @@ def as_float(value: Any) -> float:
 
 
 def table(runs: Sequence[Done]) -> list[dict[str, Any]]:
-    """Return one row per tag set: tags, mean and spread over the repeats, and how many of them
-    diverged."""
+    """Return one row per tag set: tags, mean and spread over repeats, how many diverged."""
+    # repeats of a cell have the same tags and different seeds
     groups: dict[tuple[tuple[str, Any], ...], list[Done]] = {}
     for run in runs:
         groups.setdefault(tuple(run.tags.items()), []).append(run)
     rows = []
     for tags, members in groups.items():
-        row: dict[str, Any] = dict(tags) | {
-            "repeats": len(members),
-            "steps": members[0].summary["steps"],
-        }
+        row: dict[str, Any] = dict(tags)
+        row |= {"repeats": len(members), "steps": members[0].summary["steps"]}
+        # a diverged repeat counts: its infinity or nan shows in the mean
         for name, read in MEASURES.items():
             values = [read(run) for run in members]
             row[name] = statistics.fmean(values)
@@ -55,22 +54,14 @@ def table(runs: Sequence[Done]) -> list[dict[str, Any]]:
 
 
 def has_diverged(run: Done) -> bool:
-    """Say whether a run stopped because of it, or its nodes ended beyond all bounds from one
-    another."""
+    """Say whether a run stopped as diverged, or its nodes ended far beyond one another."""
     apart = as_float(run.summary.get("disagreement"))
     return Ending.of(run.summary["stopped_because"]) is Ending.DIVERGED or apart > TOO_FAR_APART
 
 
 def raw_rows(runs: Sequence[Done]) -> list[dict[str, Any]]:
     """Return every evaluation of every run, for the CSV."""
-    keys = (
-        "step",
-        "bytes_per_edge",
-        "accuracy_node_mean",
-        "accuracy_node_min",
-        "accuracy_average_model",
-        "disagreement",
-    )
+    keys = ("step", "bytes_per_edge", *SCORES, "accuracy_average_model", "disagreement")
     return [
         dict(run.tags)
         | {"seed": seed_of(run), "final": bool(row.get("final"))}
@@ -83,17 +74,17 @@ def raw_rows(runs: Sequence[Done]) -> list[dict[str, Any]]:
 
 def seed_of(run: Done) -> int:
     """Return the seed of a run, as its folder says."""
-    return int(run.folder.name.split("-")[-2])
+    return int(run.folder.name.split("-")[-2])  # the last part is the fingerprint
 
 
 def curves(runs: Sequence[Done], label: str, measure: str = "accuracy_node_mean") -> list[Curve]:
-    """Return accuracy in percent against megabits per edge, one curve per value of the tag
-    `label`."""
+    """Return accuracy in percent against megabits per edge, one curve per tag `label`."""
     groups: dict[str, list[Done]] = {}
     for run in runs:
         groups.setdefault(str(run.tags[label]), []).append(run)
     found = []
     for name, members in groups.items():
+        # a repeat that diverged ends early; all send the same bytes up to there
         shortest = min(len(run.rows) for run in members)
         bits = [8e-6 * row["bytes_per_edge"] for row in members[0].rows[:shortest]]
         values = [
@@ -112,8 +103,7 @@ def write_outcome(
     log_x: bool = True,
     show: Callable[[Any], str] = str,
 ) -> list[Path]:
-    """Write `table.csv`, `curves.csv` and the figure with one panel per value of the tag
-    `panel`."""
+    """Write `table.csv`, `curves.csv` and a figure with one panel per value of `panel`."""
     titles = dict.fromkeys(run.tags[panel] for run in runs)
     panels = {
         show(value): curves([run for run in runs if run.tags[panel] == value], label)

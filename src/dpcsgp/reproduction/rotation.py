@@ -1,5 +1,4 @@
-"""The rotated sign against the plain one: 5,000 rounds at the doctor's rate, with noise and
-without."""
+"""The rotated sign against the plain one: 5,000 rounds at the doctor's rate."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ DIM = 4096
 
 
 def rotation(experiment: Experiment) -> list[Path]:
-    """Run both one-bit compressors for 5,000 rounds at the rate that the doctor gives the rotated
-    one."""
+    """Run both one-bit compressors for 5,000 rounds at the rate the doctor advises."""
     steps = 500 if experiment.quick else 5000
     rows: list[dict[str, Any]] = []
     panels: dict[str, list[Curve]] = {}
@@ -40,10 +38,16 @@ def rotation(experiment: Experiment) -> list[Path]:
                 radius = mixing_radius(topology, compressor, rate, DIM) if spec == "rot:1" else None
                 rows.append(
                     {
-                        "graph": graph, "noise_per_step": noise, "compressor": spec, "rate": rate, "radius": radius,
-                        "steps": len(path), "disagreement": path[-1], "largest": max(path),
+                        "graph": graph,
+                        "noise_per_step": noise,
+                        "compressor": spec,
+                        "rate": rate,
+                        "radius": radius,
+                        "steps": len(path),
+                        "disagreement": path[-1],
+                        "largest": max(path),
                     }
-                )  # fmt: skip
+                )
                 curves.append(_curve(spec, path))
     experiment.show("done", 8, 8)
     figure = accuracy_panels(panels, "round", "log10 of the disagreement", log_x=True)
@@ -51,28 +55,18 @@ def rotation(experiment: Experiment) -> list[Path]:
         write_csv(experiment.out / "table.csv", rows),
         *save_figure(figure, experiment.out / "figure"),
     ]
-    columns = (
-        "graph",
-        "noise_per_step",
-        "compressor",
-        "rate",
-        "radius",
-        "steps",
-        "disagreement",
-        "largest",
-    )
     page = experiment.write_page(
         "Rotated sign against plain sign",
         f"10 nodes, {DIM} coordinates, one bit per coordinate, the doctor's rate for `rot:1`; "
-        "disagreement per coordinate after "
-        f"{steps} rounds (fewer: it left all bounds).",
-        markdown(rows, columns),
+        f"disagreement per coordinate after {steps} rounds (fewer: it left all bounds).",
+        markdown(rows, list(rows[0])),
         "![disagreement against rounds](figure.png)",
     )
     return [*files, page]
 
 
 def _curve(label: str, path: list[float]) -> Curve:
+    # sixty rounds at equal distances on the logarithmic axis, and values that can be drawn
     chosen = np.unique(np.geomspace(1, len(path), 60).astype(int)) - 1
     values = [math.log10(min(max(path[index], 1e-12), 1e15)) for index in chosen]
     return Curve(label, chosen + 1.0, [values])

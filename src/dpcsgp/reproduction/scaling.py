@@ -1,5 +1,4 @@
-"""Theorem 1's speed-up: the squared gradient norm against the number of nodes, at fixed data per
-node and fixed eps.
+"""Theorem 1's speed-up: squared gradient norm against the number of nodes, at fixed eps.
 
 The problem is smooth and not convex: logistic regression on synthetic examples of norm one (so that
 no gradient is ever clipped) with the public, non-convex regulariser `weight * sum w^2 / (1 + w^2)`.
@@ -41,21 +40,16 @@ COMPRESSOR = "gsgd:8/64"
 
 def scaling(experiment: Experiment) -> list[Path]:
     """Fit the slope of log(squared gradient norm) against log(n); Theorem 1 says -1/2."""
-    nodes, repeats = (
-        (NODES[:4], max(experiment.repeats, 2)) if experiment.quick else (NODES, experiment.repeats)
-    )
+    # two repeats at least: the confidence interval needs them
+    nodes = NODES[:4] if experiment.quick else NODES
+    repeats = max(experiment.repeats, 2) if experiment.quick else experiment.repeats
     rows: list[dict[str, Any]] = []
     total = len(nodes) * repeats
     for number in nodes:
         for seed in range(1, repeats + 1):
             experiment.show(f"{number} nodes, seed {seed}", len(rows), total)
-            rows.append(
-                {
-                    "nodes": number,
-                    "seed": seed,
-                    "squared_gradient_norm": mean_squared_gradient(number, seed),
-                }
-            )
+            norm = mean_squared_gradient(number, seed)
+            rows.append({"nodes": number, "seed": seed, "squared_gradient_norm": norm})
     experiment.show("done", total, total)
     slope, low, high = fit_slope(rows)
     files = [
@@ -66,9 +60,8 @@ def scaling(experiment: Experiment) -> list[Path]:
     page = experiment.write_page(
         "Theorem 1's speed-up with the number of nodes",
         f"{EXAMPLES} examples per node, {DIM} coordinates, verified eps {EPSILON} (delta "
-        f"{DELTA:g}), {STEPS} steps, expected batch "
-        f"{BATCH}, `{COMPRESSOR}` at the advised rate, directed exponential graph, learning rate "
-        f"{RATE_AT_ONE_NODE:g} sqrt(n).",
+        f"{DELTA:g}), {STEPS} steps, expected batch {BATCH}, `{COMPRESSOR}` at the advised rate, "
+        f"directed exponential graph, learning rate {RATE_AT_ONE_NODE:g} sqrt(n).",
         f"Slope {slope:.3f}, 95 % confidence interval {low:.3f} to {high:.3f}, which {verdict} "
         "the theorem's -1/2.",
         markdown(_means(rows, nodes), ["nodes", "squared_gradient_norm", "times_sqrt_n"]),
@@ -78,15 +71,16 @@ def scaling(experiment: Experiment) -> list[Path]:
 
 
 def mean_squared_gradient(num_nodes: int, seed: int) -> float:
-    """Train once and return the mean over the steps of |gradient of the average model on all
-    data|^2."""
+    """Train once; return the mean over steps of |gradient of the average model|^2."""
     inputs_NJD, signs_NJ = _examples(num_nodes, seed)
+    # as in the theorem: learning rate proportional to sqrt(n), here at the advised mixing rate
     topology, compressor = directed_exponential(num_nodes), parse_compressor(COMPRESSOR)
     algorithm = DPCSGP(
         compressor,
         RATE_AT_ONE_NODE * math.sqrt(num_nodes),
         best_mixing_rate(topology, compressor, DIM),
     )
+    # noise for the budget; with examples of norm one no gradient exceeds the clip norm
     noise = calibrate_noise(
         epsilon=EPSILON, delta=DELTA, sampling_rate=BATCH / EXAMPLES, steps=STEPS
     )
@@ -104,12 +98,11 @@ def mean_squared_gradient(num_nodes: int, seed: int) -> float:
             indices_NE: Tensor, present_NE: Tensor, models_ND: Tensor = models_ND
         ) -> Tensor:
             rows_N1 = torch.arange(num_nodes)[:, None]
-            weights_NE = (
-                _slopes(models_ND, inputs_NJD[rows_N1, indices_NE], signs_NJ[rows_N1, indices_NE])
-                * present_NE
-            )
-            return torch.einsum("ne,ned->nd", weights_NE, inputs_NJD[rows_N1, indices_NE])
+            inputs_NED, signs_NE = inputs_NJD[rows_N1, indices_NE], signs_NJ[rows_N1, indices_NE]
+            weights_NE = _slopes(models_ND, inputs_NED, signs_NE) * present_NE
+            return torch.einsum("ne,ned->nd", weights_NE, inputs_NED)
 
+        # the regulariser is public: its gradient needs neither clipping nor noise
         grad_ND = mechanism.release(clipped_sum, step, private, [True] * num_nodes)
         state = algorithm.step(
             state, grad_ND.add_(_regulariser_gradient(models_ND)), network, public
@@ -128,8 +121,7 @@ def fit_slope(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
 
 
 def _examples(num_nodes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw examples of norm one, and labels that a hidden direction gets right nine times in
-    ten."""
+    """Draw examples of norm one, and labels that a hidden direction gets right in 9 of 10."""
     with torch_seed(seed, "scaling"):
         hidden_D = torch.randn(DIM)
         inputs_NJD = torch.randn(num_nodes, EXAMPLES, DIM)
@@ -140,8 +132,7 @@ def _examples(num_nodes: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _slopes(models_ND: Tensor, inputs_NED: Tensor, signs_NE: Tensor) -> Tensor:
-    """Return the factor of each example's gradient: `d/ds log(1 + exp(-y s)) = -y sigmoid(-y
-    s)`."""
+    """Return the factor of each gradient: `d/ds log(1 + exp(-y s)) = -y sigmoid(-y s)`."""
     score_NE = torch.einsum("nd,ned->ne", models_ND, inputs_NED) * signs_NE
     return -signs_NE * torch.sigmoid(-score_NE)
 

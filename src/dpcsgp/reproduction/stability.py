@@ -1,5 +1,4 @@
-"""Which of the paper's compressors its gossip step can bear: predicted radius and what really
-happens, rate by rate."""
+"""Which compressors the paper's gossip step can bear: predicted radius and what happens."""
 
 from __future__ import annotations
 
@@ -31,14 +30,22 @@ GRAPHS: Mapping[str, Topology] = {
     "random digraph, p = 0.2": random_digraph(10, 0.2, 0),
 }
 COMPRESSORS = (
-    "rand:0.9", "rand:0.75", "rand:0.5", "rand:0.1", "gsgd:16", "gsgd:8", "gsgd:8/512", "gsgd:4/64", "rot:1", "sign:512",
-)  # fmt: skip
+    "rand:0.9",
+    "rand:0.75",
+    "rand:0.5",
+    "rand:0.1",
+    "gsgd:16",
+    "gsgd:8",
+    "gsgd:8/512",
+    "gsgd:4/64",
+    "rot:1",
+    "sign:512",
+)
 DIM, SMALL_DIM = 101_770, 4096
 
 
 def stability(experiment: Experiment) -> list[Path]:
-    """Compare predicted radius with noise-free gossip at the paper's rate 1 and at the advised
-    rate."""
+    """Compare predicted radius with noise-free gossip, at rate 1 and at the advised rate."""
     steps = 100 if experiment.quick else 400
     cases = [(graph, spec) for graph in GRAPHS for spec in COMPRESSORS]
     rows: list[dict[str, Any]] = []
@@ -54,12 +61,10 @@ def stability(experiment: Experiment) -> list[Path]:
     page = experiment.write_page(
         "Stability: the paper's gossip step with its own compressors",
         f"10 nodes, random models of {SMALL_DIM} coordinates, no noise, no gradients, {steps} "
-        "steps. *radius*: the square root of "
-        "the spectral radius of the second-moment operator, per step (`gsgd` with one norm: at "
-        "that dimension); above 1 the nodes "
-        "drift apart. *observed growth*: factor per step over the second half of one path. "
-        "`sign` has no radius: its error "
-        "depends on the shape of the residual.",
+        "steps. *radius*: the square root of the spectral radius of the second-moment operator, "
+        "per step (`gsgd` with one norm: at that dimension); above 1 the nodes drift apart. "
+        "*observed growth*: factor per step over the second half of one path. `sign` has no "
+        "radius: its error depends on the shape of the residual.",
         markdown(rows, columns),
         "![radius against mixing rate](figure.png)",
     )
@@ -73,21 +78,26 @@ def _rows(graph: str, spec: str, steps: int) -> list[dict[str, Any]]:
         "1 (paper)": 1.0,
         "advised": best_mixing_rate(topology, compressor, SMALL_DIM),
     }.items():
+        # what the radius predicts, beside the growth over the second half of a path
         path = disagreements(
             DPCSGP(compressor, 1.0, rate), topology, SMALL_DIM, steps, noise=0.0, seed=1
         )
         radius = mixing_radius(topology, compressor, rate, SMALL_DIM)
         rows.append(
             {
-                "graph": graph, "compressor": spec, "rate": f"{rate:.3f}" if name == "advised" else name,
-                "radius": radius, "observed_growth": growth_per_step(path),
+                "graph": graph,
+                "compressor": spec,
+                "rate": f"{rate:.3f}" if name == "advised" else name,
+                "radius": radius,
+                "observed_growth": growth_per_step(path),
                 "ends": "diverged" if math.isinf(path[-1]) else f"{path[-1]:.1e}",
             }
-        )  # fmt: skip
+        )
     return rows
 
 
 def _figure() -> Any:
+    # radii far above 1 are cut off: the figure is about which side of 1 they are on
     rates = np.geomspace(0.02, 1, 25)
     panels = {}
     for graph, topology in GRAPHS.items():

@@ -51,8 +51,7 @@ class RunResults:
         return np.array([as_number(row.get(key)) for row in self.rows])
 
     def per_node(self, key: str, pick: Callable[[Floats], float]) -> Floats:
-        """Return one number per row, picked from that row's list over nodes (nan where a value is
-        missing)."""
+        """Return one number per row, picked from its list over nodes (nan if missing)."""
         return np.array([pick(node_values(row, key)) for row in self.rows])
 
     @property
@@ -97,11 +96,9 @@ def lower_is_better(metric: str) -> bool:
 def node_values(row: dict[str, Any], key: str) -> Floats:
     """Return a row's list over nodes; a missing list reads as one nan."""
     values = row.get(key)
-    return np.array(
-        [as_number(value) for value in values]
-        if isinstance(values, list) and values
-        else [math.nan]
-    )
+    if not isinstance(values, list) or not values:
+        return np.array([math.nan])
+    return np.array([as_number(value) for value in values])
 
 
 def worst(metric: str, values: Floats) -> float:
@@ -116,8 +113,7 @@ def read_many(folders: Sequence[Path]) -> list[RunResults]:
 
 
 def read_results(folder: Path, name: str) -> RunResults:
-    """Read one folder; a missing or damaged summary or list of rows is refused, the rest is
-    remarked on."""
+    """Read one folder; refuse a damaged summary or list of rows, remark on the rest."""
     if not folder.is_dir():
         raise DataError(
             f"{folder} is not a folder; give a results folder that `dpcsgp run --out` wrote"
@@ -154,13 +150,13 @@ def _read_summary(folder: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(summary, dict) or not isinstance(summary.get("algorithm"), str):
         raise DataError(
-            f"{path} is no summary of a run (no algorithm in it); repeat the run or restore the "
-            "file"
+            f"{path} is no summary of a run (no algorithm in it); "
+            "repeat the run or restore the file"
         )
     if not isinstance(summary.get("private"), bool):
         raise DataError(
-            f"{path}: private = {summary.get('private')!r}, expected true or false; restore the "
-            "file"
+            f"{path}: private = {summary.get('private')!r}, expected true or false; "
+            "restore the file"
         )
     return summary
 
@@ -169,7 +165,10 @@ def _remedy(folder: Path) -> str:
     """Guess what the caller meant by a folder without summary."""
     inside = sorted(path.parent.name for path in folder.glob("*/summary.json"))
     if inside:
-        return f"the folder holds {len(inside)} runs of its own: name them, for example `dpcsgp report {folder}/*`"
+        return (
+            f"the folder holds {len(inside)} runs of its own: name them, for example "
+            f"`dpcsgp report {folder}/*`"
+        )
     if (folder / "config.toml").exists():
         return f"the run has not ended: finish it with `dpcsgp run --resume --out {folder}`"
     return "give a results folder that `dpcsgp run --out` wrote"
@@ -201,11 +200,10 @@ def _read_settings(path: Path) -> tuple[dict[str, Any], str]:
         return {}, "config.toml is missing or damaged, so the settings are unknown."
     flat: dict[str, Any] = {}
     for section, table in sections.items():
-        flat |= (
-            {f"{section}.{key}": value for key, value in table.items()}
-            if isinstance(table, dict)
-            else {section: table}
-        )
+        if isinstance(table, dict):
+            flat |= {f"{section}.{key}": value for key, value in table.items()}
+        else:
+            flat[section] = table
     return flat, ""
 
 
@@ -222,6 +220,7 @@ def _read_environment(path: Path) -> tuple[dict[str, Any], str]:
 def _names(paths: Sequence[Path]) -> list[str]:
     """Return the shortest trailing parts of the paths that differ from one another."""
     longest = max((len(path.parts) for path in paths), default=1)
+    # one more folder of the path at a time, until all names differ
     names = [path.name or str(path) for path in paths]
     for depth in range(2, longest + 1):
         if len(set(names)) == len(names):

@@ -1,5 +1,4 @@
-"""The page's tables: runs side by side, settings and where they differ, the account of every
-node."""
+"""The page's tables: runs side by side, settings and their differences, accounts of nodes."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from dpcsgp.report.folders import RunResults, node_values, worst
 from dpcsgp.report.formatting import (
     DASH,
     as_number,
@@ -18,12 +18,11 @@ from dpcsgp.report.formatting import (
     score,
     significant,
 )
-from dpcsgp.report.results import RunResults, node_values, worst
 
 
 @final
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What a table shows, and the value it is sorted by (None: always last)."""
 
     text: str
@@ -31,12 +30,12 @@ class Cell:
     numeric: bool = False
 
     @classmethod
-    def of(cls, value: float, text: str) -> Cell:
+    def of(cls, value: float, text: str) -> TableCell:
         """Return the cell of a number."""
         return cls(text, None if math.isnan(value) else value, numeric=True)
 
     @classmethod
-    def word(cls, text: str) -> Cell:
+    def word(cls, text: str) -> TableCell:
         """Return the cell of a text."""
         return cls(text or DASH, text or None)
 
@@ -47,7 +46,7 @@ class Table:
     """Column titles, and rows of cells."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
 
 Spell = Callable[[float], str]
@@ -56,57 +55,41 @@ Spell = Callable[[float], str]
 def comparison(runs: Sequence[RunResults], metric: str) -> Table:
     """Put the runs side by side."""
     name = metric.replace("_", " ").capitalize()
-    columns = (
-        "Run",
-        "Method",
-        "Compression",
-        f"{name}, node mean",
-        "Worst node",
-        "Average model",
-        "Verified ε",
-    )
-    columns += (
-        "Claimed ε",
-        "MB per edge",
-        "Private",
-        "Steps",
-        "MB per node",
-        "Paper's Mbit per edge",
-        "Disagreement",
-    )
-    columns += ("Time", "Graph", "Ended")
-    return Table(
-        columns, tuple(_comparison_row(index, run, metric) for index, run in enumerate(runs))
-    )
+    columns = ("Run", "Method", "Compression", f"{name}, node mean", "Worst node", "Average model")
+    columns += ("Verified ε", "Claimed ε", "MB per edge", "Private", "Steps", "MB per node")
+    columns += ("Paper's Mbit per edge", "Disagreement", "Time", "Graph", "Ended")
+    rows = tuple(_comparison_row(index, run, metric) for index, run in enumerate(runs))
+    return Table(columns, rows)
 
 
-def _comparison_row(index: int, run: RunResults, metric: str) -> tuple[Cell, ...]:
-    def number(key: str, spell: Spell = significant, unit: float = 1.0) -> Cell:
+def _comparison_row(index: int, run: RunResults, metric: str) -> tuple[TableCell, ...]:
+    def number(key: str, spell: Spell = significant, unit: float = 1.0) -> TableCell:
         value = run.number(key) / unit
-        return Cell.of(value, spell(value))
+        return TableCell.of(value, spell(value))
 
-    def scored(value: float) -> Cell:
-        return Cell.of(value, score(metric, value))
+    def scored(value: float) -> TableCell:
+        return TableCell.of(value, score(metric, value))
 
+    # in the order of the columns above
     private = run.summary["private"]
     return (
-        Cell(f"{index + 1} · {run.name}", index + 1.0),
-        Cell.word(run.text("algorithm")),
-        Cell.word(run.text("compression")),
+        TableCell(f"{index + 1} · {run.name}", index + 1.0),
+        TableCell.word(run.text("algorithm")),
+        TableCell.word(run.text("compression")),
         scored(final_score(run, metric, "_node_mean")),
         scored(worst_score(run, metric)),
         scored(final_score(run, metric, "_average_model")),
         number("epsilon", epsilon),
         number("epsilon_claimed"),
         number("bytes_per_edge", significant, 1e6),
-        Cell("yes" if private else "no", float(private)),
+        TableCell("yes" if private else "no", float(private)),
         number("steps", lambda value: significant(value, 9)),
         number("bytes_sent_per_node", significant, 1e6),
         number("bits_paper", significant, 1e6),
         number("disagreement"),
         number("seconds", duration),
-        Cell.word(run.text("graph").replace("_", " ")),
-        Cell.word(run.text("stopped_because").partition(":")[0]),
+        TableCell.word(run.text("graph").replace("_", " ")),
+        TableCell.word(run.text("stopped_because").partition(":")[0]),
     )
 
 
@@ -126,14 +109,10 @@ def worst_score(run: RunResults, metric: str) -> float:
 
 def account(run: RunResults, metric: str) -> Table:
     """Return what each node released, spent, sent and reached at the end."""
-    columns = (
-        "Node",
-        "Releases",
-        "Verified ε",
-        "Noise multiplier",
-        "Sent",
-        metric.replace("_", " ").capitalize(),
-    )
+    name = metric.replace("_", " ").capitalize()
+    columns = ("Node", "Releases", "Verified ε", "Noise multiplier", "Sent", name)
+    # The summary lists all nodes; a process that hosts some evaluates only those, which the last
+    # row names.
     nodes = run.last.get("nodes")
     spent = run.last.get("epsilon_nodes")
     lists = [
@@ -145,7 +124,7 @@ def account(run: RunResults, metric: str) -> Table:
     names = evaluated if len(evaluated) == count else list(range(count))
     rows = []
     for row, name in enumerate(names):
-        cells = [Cell.of(as_number(name), str(name))]
+        cells = [TableCell.of(as_number(name), str(name))]
         for value, spell in (
             (_entry(run.summary.get("releases"), row), lambda value: significant(value, 9)),
             (_entry(spent, row), epsilon),
@@ -153,7 +132,7 @@ def account(run: RunResults, metric: str) -> Table:
             (_entry(run.last.get("bytes_sent_nodes"), row), megabytes),
             (as_number(scores.get(str(name))), lambda value: score(metric, value)),
         ):
-            cells.append(Cell.of(value, spell(value)))
+            cells.append(TableCell.of(value, spell(value)))
         rows.append(tuple(cells))
     return Table(columns, tuple(rows))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpcsgp.errors import DataError
-from dpcsgp.report.results import node_values, read_many, shared_metric, worst
+from dpcsgp.report.folders import node_values, read_many, shared_metric, worst
 
 MakeFolder = Callable[..., Path]
 

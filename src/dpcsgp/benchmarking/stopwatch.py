@@ -1,11 +1,11 @@
-"""Time competing ways of doing one thing in turn, and state the outcome as ratios with their
-limits.
+"""Time competing ways of doing one thing in turn; state the outcome as ratios with limits.
 
 All ways are run once to warm up, then round after round in turn, so that whatever slows the machine
 down slows all of them. A ratio is the median over the rounds of (time of ours / time of the peer in
 the same round), with the quartiles as its spread. Both the wall clock and the processor time of
 this process are taken; on a machine that is busy with other work the processor time decides,
-because the wall clock then measures the others."""
+because the wall clock then measures the others.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, Literal, final
 
 Clock = Literal["wall", "cpu"]
 _BUSY_SHARE = 0.5  # other work on more than this share of the cores makes the wall clock useless
-_SETTLED_SECONDS = 0.3
+_SETTLED_SECONDS = 0.3  # a way that settles is repeated for so long
 
 
 @final
@@ -38,19 +38,19 @@ class Times:
 @final
 @dataclass(frozen=True)
 class Ratio:
-    """One line of the outcome: `value` = ours / peer in `what` (time, memory, growth), and the
-    limit it is held to.
+    """One line of the outcome: `value` = ours / peer, and the limit it is held to.
 
     `limit` None means that the line is for information; `at_least` turns the sense of the limit
-    round."""
+    round.
+    """
 
     group: str
     name: str
     peer: str
-    value: float
-    low: float
+    value: float  # median over the rounds
+    low: float  # the spread over the rounds: quartiles, unless the note says otherwise
     high: float
-    ours: float
+    ours: float  # in `unit`: seconds or bytes
     peers: float
     unit: str = "s"
     clock: Clock | None = None
@@ -59,6 +59,13 @@ class Ratio:
     limit: float | None = None
     at_least: bool = False
     note: str = ""
+
+    @classmethod
+    def single(
+        cls, group: str, name: str, peer: str, value: float, ours: float, peers: float, **rest: Any
+    ) -> Ratio:
+        """Return a ratio that was measured once and so has no spread."""
+        return cls(group, name, peer, value, value, value, ours, peers, **rest)
 
     @property
     def passed(self) -> bool | None:
@@ -83,6 +90,7 @@ def measure(
     for _ in range(warm_up):
         for way in ways.values():
             way()
+    # all ways once per round, garbage collected in between and never while the clock runs
     walls: dict[str, list[float]] = {name: [] for name in ways}
     cpus: dict[str, list[float]] = {name: [] for name in ways}
     collecting = gc.isenabled()
@@ -110,6 +118,7 @@ def _once(way: Callable[[], object]) -> tuple[float, float]:
 
 
 def _settled(way: Callable[[], object]) -> tuple[float, float]:
+    """Return the medians of several calls, after one that warms caches and threads up."""
     way()
     seen, until = [_once(way)], time.perf_counter() + _SETTLED_SECONDS
     while time.perf_counter() < until:
@@ -136,16 +145,27 @@ def compare(
     at_least: bool = False,
     note: str = "",
 ) -> Ratio:
-    """Divide our times by the peer's, or the peer's by ours where the limit is a speed-up
-    (`at_least`)."""
+    """Divide our times by the peer's, or the peer's by ours for a speed-up (`at_least`)."""
     over, under = (peer, name) if at_least else (name, peer)
+    # round by round, so that what slowed the machine down in a round cancels out
     values = {each: _ratios(times[over], times[under], each) for each in ("wall", "cpu")}
     low, middle, high = _quartiles(values[clock])
     return Ratio(
-        group, name, peer, middle, low, high, times[name].median(clock), times[peer].median(clock),
-        clock=clock, value_wall=_quartiles(values["wall"])[1], value_cpu=_quartiles(values["cpu"])[1],
-        limit=limit, at_least=at_least, note=note,
-    )  # fmt: skip
+        group=group,
+        name=name,
+        peer=peer,
+        value=middle,
+        low=low,
+        high=high,
+        ours=times[name].median(clock),
+        peers=times[peer].median(clock),
+        clock=clock,
+        value_wall=_quartiles(values["wall"])[1],
+        value_cpu=_quartiles(values["cpu"])[1],
+        limit=limit,
+        at_least=at_least,
+        note=note,
+    )
 
 
 def _ratios(over: Times, under: Times, clock: str) -> list[float]:

@@ -1,9 +1,10 @@
-"""Options that `run` and `launch` share."""
+"""Options that several commands share, worded once, and short options that stand for settings."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,12 +15,12 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="section.key=value, may be repeated.", metavar="KEY=VALUE"),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Out = Annotated[Path | None, typer.Option(help="Results folder; default: a new one under runs/.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the --out folder.")]
 AllowDivergence = Annotated[
     bool, typer.Option("--allow-divergence", help="Run even if gossip is known to diverge.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Also print log lines: connected, saved, resumed ...")
 ]
@@ -27,3 +28,20 @@ LogFile = Annotated[
     Path | None,
     typer.Option("--log-file", help="Append log lines to this file: public facts only."),
 ]
+
+
+def as_settings(shortcuts: dict[str, Any]) -> list[str]:
+    """Turn the options that were given into `section.key=value`, as `--set` takes them."""
+    given = {key: value for key, value in shortcuts.items() if value is not None}
+    return [f"{key}={_toml(value)}" for key, value in given.items()]
+
+
+def _toml(value: Any) -> str:
+    """Quote strings for TOML; one that reads as a number stays a number."""
+    if isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return json.dumps(value)
+        return value
+    return json.dumps(str(value)) if isinstance(value, Path) else str(value)
