@@ -28,7 +28,7 @@ from dpcsgp.graphs import (
     steady_state_disagreement,
     torus,
 )
-from dpcsgp.graphs.second_moments import stationary
+from dpcsgp.graphs.spectrum import stationary
 from dpcsgp.randomness import PublicRandomness
 
 DIM = 101_770

@@ -25,7 +25,7 @@ from dpcsgp.graphs import (
     random_digraph,
     star,
 )
-from dpcsgp.graphs.second_moments import stationary
+from dpcsgp.graphs.spectrum import stationary
 from dpcsgp.graphs.stability import GossipMoments
 from dpcsgp.network import Simulator
 from dpcsgp.planning import declared_facts

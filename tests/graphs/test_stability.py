@@ -27,7 +27,8 @@ from dpcsgp.graphs import (
     torus,
 )
 from dpcsgp.graphs import stability as stability_module
-from dpcsgp.graphs.second_moments import modal_energies, stationary
+from dpcsgp.graphs.second_moments import modal_energies
+from dpcsgp.graphs.spectrum import stationary
 from dpcsgp.graphs.stability import GossipMoments
 
 DIM = 101_770

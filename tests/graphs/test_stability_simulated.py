@@ -14,7 +14,7 @@ import torch
 
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.graphs import Topology, mixing_radius, random_digraph
-from dpcsgp.graphs.second_moments import stationary
+from dpcsgp.graphs.spectrum import stationary
 from dpcsgp.randomness import PublicRandomness
 
 COORDINATES = 20_000
