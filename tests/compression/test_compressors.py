@@ -1,5 +1,4 @@
-"""Every compressor keeps the same promises: exact sizes, equal bytes and numbers everywhere, finite
-results, its bound."""
+"""Every compressor: exact sizes, equal bytes and numbers everywhere, finite results, its bound."""
 
 from __future__ import annotations
 
@@ -211,8 +210,7 @@ def shapes(dim: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dim", [9, 650])
 @pytest.mark.parametrize("shape", ["gaussian", "one-hot", "flat", "heavy"])
 def test_error_is_within_omega(compressor: Compressor, dim: int, shape: str) -> None:
-    """E|Q(v) - v|^2 <= omega^2 |v|^2, up to the scatter of the draws (and 2 % for short rotated
-    columns)."""
+    """E|Q(v) - v|^2 <= omega^2 |v|^2, up to scatter (and 2 % for short rotated columns)."""
     vector, num_draws = shapes(dim)[shape], 200 if dim == 9 else 60
     result = sent(compressor, vector.expand(num_draws, dim), PublicRandomness(1, range(num_draws)))
     ratios = (result.double() - vector).square().sum(1) / vector.double().square().sum()
@@ -223,8 +221,7 @@ def test_error_is_within_omega(compressor: Compressor, dim: int, shape: str) -> 
 @every_compressor
 @pytest.mark.parametrize("dim", [65, 1001])
 def test_moments_are_the_measured_ones(compressor: Compressor, dim: int) -> None:
-    """For Gaussian vectors: <Q(v), v> = gain |v|^2 and |Q(v) - gain v|^2 = noise |v|^2 on
-    average."""
+    """For Gaussian vectors the mean and the variance of Q(v) are those of `moments`."""
     moments = compressor.moments(dim)
     if moments is None:
         assert compressor.spec.startswith(("top", "sign"))

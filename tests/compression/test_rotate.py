@@ -1,5 +1,4 @@
-"""The rotation is orthogonal and makes every vector Gaussian, so the error is the same for all of
-them."""
+"""The rotation is orthogonal and makes every vector Gaussian, so all have the same error."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def test_plans_cover_all_coordinates_with_little_waste(dim: int, bits: int) -> N
 
 
 def plain_butterflies(x: np.ndarray, half: int) -> np.ndarray:
-    """Return the transform of the rows of (L, M), stage after stage: what sender and receivers must
-    agree on."""
+    """Return the transform of the rows of (L, M), stage after stage: the protocol's arithmetic."""
     x = x.copy()
     while half < len(x):
         pairs = x.reshape(-1, 2, half, x.shape[1])

@@ -1,5 +1,4 @@
-"""Random subsets are uniform, private to a sender and round, and exact in size; top-k keeps the
-largest entries."""
+"""Random subsets are uniform, differ by sender and round, and are exact in size; top-k."""
 
 from __future__ import annotations
 

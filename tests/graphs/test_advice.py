@@ -192,8 +192,7 @@ def test_rounds_to_halve() -> None:
 
 
 def late_over_early(topology: Topology, compressor: Compressor, rate: float, noise: float) -> float:
-    """Return the mean square disagreement in the last rounds over its largest value in the first
-    tenth."""
+    """Return the disagreement (mean square) of the last rounds over its maximum early on."""
     dim, rounds = 512, 1500
     generator, streams = (
         torch.Generator().manual_seed(1),

@@ -1,5 +1,4 @@
-"""The law of quantised block gossip: against a Kronecker product, a simulation of the law, and the
-real algorithm."""
+"""Quantised block gossip: its law against a Kronecker product, simulation and the algorithm."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ LAWS = [(1.0, 0.0), (1.0, 0.3), (0.64, 0.23), (0.5, 0.25), (1.0, 1.5)]
 
 
 def kronecker_radius(topology: Topology, gain: float, noise: float) -> float:
-    """Return the root of the spectral radius of V -> M V M' + noise B diag(V) B' on zero-sum second
-    moments."""
+    """Return the root spectral radius of V -> M V M' + noise B diag(V) B' on zero-sum moments."""
     n = topology.num_nodes
     apart = topology.weights - np.eye(n)
     mean = np.eye(n) + gain * apart
@@ -66,8 +64,7 @@ def test_the_radius_is_that_of_the_second_moment_operator(
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_spread_and_the_disagreement_are_those_of_a_simulated_law(name: str) -> None:
-    """One block, gain and noise as stated; the shared displacement is 3, or every exchange meets
-    unit noise."""
+    """One block with gain and noise as stated; a shared displacement of 3, or unit noise."""
     topology, gain, noise = GRAPHS[name], 0.8, 0.1
     gossip = GossipMoments(topology, gain, noise, 1.0, whole_values=True)
     scale = topology.num_nodes * stationary(topology)[:, None]

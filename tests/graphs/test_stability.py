@@ -1,5 +1,4 @@
-"""The radius and the steady state: against a Kronecker product, simulations, and the known
-table."""
+"""Radius and steady state against a Kronecker product, simulations and the known table."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def test_radii_of_random_masks_at_rate_one(graph: Topology, radii: tuple[float, 
 
 
 def test_published_radii_of_a_random_digraph_are_typical_of_such_graphs() -> None:
-    """The published graph was one draw without a recorded seed: its radii must lie among those of
-    forty other draws."""
+    """The published graph has no recorded seed: its radii must lie among those of forty draws."""
     graphs = [random_digraph(10, 0.2, seed) for seed in range(40)]
     published = {
         (0.9, 1.0): 0.70,
@@ -204,8 +202,7 @@ def test_a_slow_graph_is_still_stable(num_nodes: int) -> None:
 def simulated_disagreement(
     topology: Topology, moments: Moments, rate: float, rounds: int = 400
 ) -> float:
-    """Return the mean square of z - z_bar of masked gossip under unit noise, averaged over late
-    rounds."""
+    """Return the mean square of z - z_bar of masked gossip under unit noise, over late rounds."""
     generator = np.random.default_rng(0)
     n, mass = topology.num_nodes, topology.num_nodes * stationary(topology)[:, None]
     x = np.zeros((n, 4000))

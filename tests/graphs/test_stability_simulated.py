@@ -2,7 +2,8 @@
 
 210 random triples of digraph (3 to 40 nodes), compressor (random masks or dither) and mixing rate.
 Masks are drawn here with numpy, which is several times faster than through bytes; dithers go
-through the real encoder and decoder."""
+through the real encoder and decoder.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What must never hang: stopped, killed and tampering processes end the whole run in time, with the
-right message."""
+"""Stopped, killed and tampering processes end the run in time, with the right message."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One process of the twin test: the same gossip as the simulator's, between real processes. Run by
-test_twin.py."""
+"""One process of test_twin.py: the simulator's gossip between real processes."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class Recorded:
 
 
 def trace(network: Network, spec: str) -> dict[str, torch.Tensor]:
-    """Run the steps and return the hosted nodes' final state, all frames they sent, and the bytes
-    counted."""
+    """Run the steps; return the hosted nodes' final state, their frames, and the bytes counted."""
     recorded = Recorded(network)
     compressor = parse_compressor(spec.removeprefix("block "))
     method = (
