@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,12 +46,16 @@ def party() -> Iterator[ProcessContext]:
         health.stop()
 
 
-def test_the_stopped_rank_is_named_and_not_the_one_that_waits_for_it(party: ProcessContext) -> None:
+def test_the_stopped_rank_is_named_and_not_the_one_that_waits_for_it(
+    party: ProcessContext, caplog: pytest.LogCaptureFixture
+) -> None:
     party.healths[3].stop()  # 0 waits for 1, 1 for 2, 2 for 3, and 3 beats no more
     for rank in (0, 1, 2):
         party.healths[rank].waiting_for = rank + 1
-    error = party.healths[0].diagnose(1)
+    with caplog.at_level(logging.WARNING, "dpcsgp.network"):
+        error = party.healths[0].diagnose(1)
     assert "nodes 9 to 11 (rank 3) went silent" in str(error)
+    assert "rank 0: lost a peer, rank 3" in caplog.messages
 
 
 def test_a_rank_that_is_alive_but_stuck_is_named_as_such(party: ProcessContext) -> None:

@@ -174,5 +174,5 @@ def write_floats(wire_B: np.ndarray, values: np.ndarray) -> None:
 
 def to_float32(values: np.ndarray) -> np.ndarray:
     """Round non-negative float64 scales to float32."""
-    # A scale beyond float32 saturates: an infinity would make the whole message useless.
+    # A scale beyond float32 saturates: receivers refuse a message with an infinity.
     return np.minimum(values, FLOAT32_MAX).astype(np.float32)

@@ -43,7 +43,7 @@ _MAGIC = b"dpcs"
 _VERSION = 2
 _KEYED = 1  # flag: the tag is keyed
 _TAG_BYTES = 16
-_MIN_KEY, _MAX_KEY = 16, 64
+_MIN_KEY, _MAX_KEY = 16, 64  # bytes; BLAKE2b takes keys up to 64
 
 
 def frame_bytes(payload_bytes: int, num_weights: int = 1) -> int:
@@ -211,6 +211,7 @@ def _flags_fault(flags: int) -> str:
 
 
 def _tag(content_F: np.ndarray, key: bytes | None) -> bytes:
+    # `person` separates domains: a tag of the store or of a hello is never one of a frame.
     return hashlib.blake2b(
         content_F.data, digest_size=_TAG_BYTES, key=key or b"", person=b"dpcsgp frame"
     ).digest()
@@ -240,6 +241,7 @@ def load_key(path: str | Path) -> bytes:
 def run_key(key: bytes, run: bytes) -> bytes:
     """Derive the key of one run from a shared key and public bytes that no other run has."""
     _check_key(key)
+    # A keyed hash as key derivation: the run key says nothing about the shared key.
     return hashlib.blake2b(run, digest_size=32, key=key, person=b"dpcsgp run key").digest()
 
 

@@ -52,6 +52,7 @@ def parse_compressor(spec: str) -> Compressor:
         raise ConfigError(
             f"compression.spec = {spec!r}: unknown compressor {name!r}; {_suggestion(name)}"
         )
+    # Names that may stand alone, then names with an argument.
     if name in ("none", "sign") and not colon:
         return Identity() if name == "none" else Sign()
     if name == "sign":

@@ -299,6 +299,7 @@ def _best_pair(norm_K: np.ndarray, spectral_K: np.ndarray, second: float) -> tup
 def _spectral_norm(matrix_NN: np.ndarray) -> float:
     if len(matrix_NN) <= _DENSE_NORM_NODES:
         return float(np.linalg.norm(matrix_NN, 2))
+    # Large graphs: the largest singular value by Lanczos, from a fixed start so that runs repeat.
     start_N = np.random.default_rng(0).standard_normal(len(matrix_NN))
     return float(
         np.max(np.asarray(svds(matrix_NN, k=1, return_singular_vectors=False, v0=start_N)))

@@ -231,6 +231,7 @@ def from_networkx(graph: Any) -> Topology:
     """
     if not isinstance(graph, nx.Graph):
         raise TopologyError(f"graph: expected a networkx graph, got {type(graph).__name__}")
+    # Labels 0 to n - 1 are node numbers already, in whatever order networkx lists them.
     labels = list(graph.nodes)
     numbers = set(range(len(labels)))
     index = {
@@ -258,9 +259,12 @@ def metropolis_weights(topology: Topology) -> Topology:
     >>> metropolis_weights(directed_ring(4)).weights[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
     """
+    # Undirected links without self-loops, and their degrees.
     linked_NN = (topology.weights > 0) | (topology.weights.T > 0)
     np.fill_diagonal(linked_NN, False)
     degree_N = linked_NN.sum(axis=0)
+    # The larger degree of a pair bounds both shares: rows and columns sum to less than one, and the
+    # diagonal takes the rest.
     weights_NN = linked_NN / (1.0 + np.maximum(degree_N[:, None], degree_N[None, :]))
     np.fill_diagonal(weights_NN, 1.0 - weights_NN.sum(axis=0))
     return Topology(weights_NN, f"metropolis:{topology.name}")
@@ -281,6 +285,8 @@ def _even_shares(linked_NN: np.ndarray, name: str) -> Topology:
 
 
 def _count(num_nodes: int) -> int:
+    """Return the number of nodes as an int, or refuse it."""
+    # operator.index takes numpy integers, but neither floats nor text.
     try:
         count = operator.index(num_nodes)
     except TypeError:

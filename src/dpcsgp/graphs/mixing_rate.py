@@ -200,6 +200,7 @@ def stability_report(
         advised = best_mixing_rate(topology, compressor, dim)
     except UnstableError:
         advised = math.nan
+    # Where no rate is stable there is nothing to advise: examine the paper's rate 1.
     rate = mixing_rate if mixing_rate is not None else (1.0 if math.isnan(advised) else advised)
     radii = {
         r: math.nan if math.isnan(r) else mixing_radius(topology, compressor, r, dim)

@@ -71,6 +71,7 @@ class Topology:
     @property
     def edges(self) -> list[tuple[int, int]]:
         """Return all (sender, receiver) pairs without self-loops, in ascending order."""
+        # Transposed, so that the rows are senders and the pairs come sorted by sender.
         sender, receiver = np.nonzero(self.weights.T)
         keep = sender != receiver
         return list(zip(sender[keep].tolist(), receiver[keep].tolist(), strict=True))
@@ -83,12 +84,14 @@ class Topology:
     @cached_property
     def fingerprint(self) -> str:
         """Return a hex digest of the weights, for nodes to compare before they start."""
+        # Little-endian float64 bits: processes on different machines compare exact weights.
         digest = hashlib.blake2b(
             self.num_nodes.to_bytes(8, "little"), digest_size=16, person=b"dpcsgp graph"
         )
         digest.update(self.weights.astype("<f8").tobytes())
         return digest.hexdigest()
 
+    # Compressed rows: the senders of a node, and reversed its receivers, without a scan of N.
     @cached_property
     def _links(self) -> sparse.csr_matrix:
         return sparse.csr_matrix(self.weights)
@@ -165,7 +168,7 @@ def _check_entries(weights_NN: np.ndarray) -> None:
 
 def _check_strongly_connected(weights_NN: np.ndarray) -> None:
     """Refuse a graph in which some node cannot be reached, and name it."""
-    # Strongly connected: node 0 reaches everybody along the edges, and everybody reaches node 0.
+    # Strongly connected: node 0 reaches all nodes along the edges, and all nodes reach node 0.
     receivers_of = sparse.csr_matrix(weights_NN.T > 0)
     reached = csgraph.breadth_first_order(receivers_of, 0, directed=True, return_predecessors=False)
     reaching = csgraph.breadth_first_order(

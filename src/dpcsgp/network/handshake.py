@@ -46,8 +46,8 @@ def handshake(
         board: the store of the run, tagged with the key file's key where there is one.
         world_size: number of processes.
         facts: public values that must be equal on all ranks (JSON).
-        health: told this process's nonce, and in the end everybody's.
-        seconds: limit for the whole handshake.
+        health: is given this process's nonce, and in the end those of all ranks.
+        seconds: limit for both exchanges together.
 
     Returns:
         The key of this start, None without a key file.
