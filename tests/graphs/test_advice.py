@@ -203,10 +203,10 @@ def late_over_early(topology: Topology, compressor: Compressor, rate: float, noi
     x = torch.randn(topology.num_nodes, dim, generator=generator)
     x -= phi * x.sum(0)
     public, spread = torch.zeros_like(x), []
-    for step in range(rounds):
+    for round_ in range(rounds):
         x = x + noise * torch.randn(x.shape, generator=generator)
-        wire = compressor.encode(x - public, streams, step)
-        public = public + compressor.decode(wire, dim, streams, step)
+        wire = compressor.encode(x - public, streams, round_)
+        public = public + compressor.decode(wire, dim, streams, round_)
         x = x + pull @ public
         # its walk is no disagreement, and float32 should not have to carry it
         mean = phi * x.sum(0)

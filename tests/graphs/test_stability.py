@@ -207,11 +207,11 @@ def simulated_disagreement(
     n, mass = topology.num_nodes, topology.num_nodes * stationary(topology)[:, None]
     x = np.zeros((n, 4000))
     public, found = np.zeros_like(x), []
-    for step in range(rounds):
+    for round_ in range(rounds):
         x += generator.standard_normal(x.shape)
         public += (generator.random(x.shape) < moments.gain) * (x - public)
         x += rate * (topology.weights @ public - public)
-        if step >= rounds // 2:
+        if round_ >= rounds // 2:
             found.append(np.mean((x / mass - x.mean(axis=0)) ** 2))
     return float(np.mean(found))
 

@@ -57,7 +57,8 @@ def trace(network: Network, spec: str) -> dict[str, torch.Tensor]:
     state = method.init(torch.zeros(len(network.nodes), DIM))
     random = PublicRandomness(7, network.nodes)
     for step in range(STEPS):
-        state = method.step(state, gradients(step, network.nodes), recorded, random)  # type: ignore[arg-type]
+        grad_ND = gradients(step, network.nodes)
+        state = method.step(state, grad_ND, recorded, random)  # type: ignore[arg-type]
     tensors = {
         name: value
         for name, value in state._asdict().items()
@@ -65,7 +66,8 @@ def trace(network: Network, spec: str) -> dict[str, torch.Tensor]:
     }
     frames = torch.cat([frame.flatten(1) for frame in recorded.sent], dim=1)
     sent = torch.tensor(network.traffic.bytes_sent)  # type: ignore[attr-defined]
-    return {**tensors, "models": method.model(state), "frames": frames, "bytes": sent}  # type: ignore[arg-type]
+    models = method.model(state)  # type: ignore[arg-type]
+    return {**tensors, "models": models, "frames": frames, "bytes": sent}
 
 
 def main(out: str) -> None:

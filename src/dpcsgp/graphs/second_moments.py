@@ -217,7 +217,7 @@ class ModalEnergies:
             return np.real(np.einsum("ab,ab->a", right_NN @ inner_NN, right_NN.conj()))
 
         shape = (num_nodes, num_nodes)
-        return LinearOperator(shape, matvec=apply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
+        return LinearOperator(shape, matvec=apply, dtype=np.float64)  # pyright: ignore
 
     def _pair_sums(self, response: Response, recursion: Recursion, level: float) -> np.ndarray:
         """Return S[a, b] = sum over k >= 1 of level^-k u_k(a) conj(u_k(b)) for all pairs of modes.
