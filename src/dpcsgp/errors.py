@@ -48,7 +48,7 @@ class CheckpointError(DpcsgpError):
 
 
 class WireError(DpcsgpError):
-    """A message is damaged, forged, late or from an unexpected sender: names sender and step."""
+    """A message is damaged, forged, late or from an unexpected sender: names sender and round."""
 
 
 class PrivateStepError(DpcsgpError):
@@ -57,4 +57,4 @@ class PrivateStepError(DpcsgpError):
 
 
 class DivergenceError(DpcsgpError):
-    """A state or message became non-finite: names step and node."""
+    """A state or message became non-finite: names node, round and gradient step."""

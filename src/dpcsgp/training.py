@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
+from dpcsgp.compression.base import naming_gradient_step
 from dpcsgp.errors import CheckpointError, DivergenceError
 from dpcsgp.evaluation import evaluation_row, warn_if_residual_grows
 from dpcsgp.network import Traffic
@@ -187,7 +188,8 @@ def _iterate(run: Run, progress: Progress) -> None:
     velocity_ND = grad_ND if progress.velocity_ND is not None else None
     del grad_ND  # an N x D tensor less while the nodes exchange
     if (step + 1) % run.schedule.gossip_every == 0:
-        state = run.algorithm.gossip(state, run.network, run.public)
+        with naming_gradient_step(state.step):
+            state = run.algorithm.gossip(state, run.network, run.public)
     # Assigned together at the end: whatever interrupts an iteration leaves the state before it.
     progress.state, progress.velocity_ND = state, velocity_ND
 
@@ -221,7 +223,8 @@ def _take_average(run: Run, progress: Progress) -> None:
 def _polish(run: Run, progress: Progress, watch: Watcher) -> None:
     """Gossip on without gradients: nodes move together, nothing new about the data is released."""
     for _ in range(run.schedule.polish_rounds):
-        progress.state = run.polish.gossip(progress.state, run.network, run.public)
+        with naming_gradient_step(progress.state.step):
+            progress.state = run.polish.gossip(progress.state, run.network, run.public)
         progress.rounds_polished += 1
         watch(progress)
 

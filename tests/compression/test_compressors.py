@@ -1,5 +1,4 @@
-"""Every compressor keeps the same promises: exact sizes, equal bytes and numbers everywhere, finite
-results, its bound."""
+"""Every compressor: exact sizes, equal bytes and numbers everywhere, finite results, its bound."""
 
 from __future__ import annotations
 
@@ -7,13 +6,15 @@ import pytest
 import torch
 
 from dpcsgp.compression import Compressor, frames, parse_compressor
+from dpcsgp.compression.base import naming_gradient_step
 from dpcsgp.errors import ConfigError, DivergenceError, WireError
 from dpcsgp.randomness import PublicRandomness, torch_seed
 
-SPECS = (
-    ["none", "rand:0.5", "rand:0.1", "top:0.01", "top:0.6", "sign", "sign:64", "rot:1", "rot:2", "rot:3", "rot:4"]
-    + ["gsgd:2", "gsgd:3/100", "gsgd:4/64", "gsgd:8", "gsgd:8/512", "gsgd:13/33", "gsgd:16"]
-)  # fmt: skip
+SPECS = [
+    *("none", "rand:0.5", "rand:0.1", "top:0.01", "top:0.6", "sign", "sign:64"),
+    *("rot:1", "rot:2", "rot:3", "rot:4"),
+    *("gsgd:2", "gsgd:3/100", "gsgd:4/64", "gsgd:8", "gsgd:8/512", "gsgd:13/33", "gsgd:16"),
+]
 DIMS = [1, 2, 7, 8, 33, 650, 1001]
 LONG_DIM = 70_001  # several cache tiles, and no power of two divides it
 
@@ -28,9 +29,9 @@ def gaussian(num_rows: int, dim: int, seed: int = 0) -> torch.Tensor:
 
 
 def sent(
-    compressor: Compressor, x_ND: torch.Tensor, random: PublicRandomness, step: int = 0
+    compressor: Compressor, x_ND: torch.Tensor, random: PublicRandomness, round_: int = 0
 ) -> torch.Tensor:
-    return compressor.decode(compressor.encode(x_ND, random, step), x_ND.shape[1], random, step)
+    return compressor.decode(compressor.encode(x_ND, random, round_), x_ND.shape[1], random, round_)
 
 
 @every_compressor
@@ -43,11 +44,11 @@ def test_spec_is_canonical(compressor: Compressor) -> None:
 @pytest.mark.parametrize("dim", DIMS)
 def test_size_is_exact(compressor: Compressor, num_nodes: int, dim: int) -> None:
     random = PublicRandomness(1, range(num_nodes))
-    wire = compressor.encode(gaussian(num_nodes, dim), random, step=5)
+    wire = compressor.encode(gaussian(num_nodes, dim), random, round_=5)
     assert wire.dtype == torch.uint8
     assert tuple(wire.shape) == (num_nodes, compressor.num_bytes(dim))
-    assert compressor.encode(torch.zeros(num_nodes, dim), random, step=5).shape == wire.shape
-    decoded = compressor.decode(wire, dim, random, step=5)
+    assert compressor.encode(torch.zeros(num_nodes, dim), random, round_=5).shape == wire.shape
+    decoded = compressor.decode(wire, dim, random, round_=5)
     assert decoded.dtype == torch.float32
     assert tuple(decoded.shape) == (num_nodes, dim)
     assert (
@@ -61,13 +62,15 @@ def test_rows_do_not_see_each_other(compressor: Compressor, dim: int) -> None:
     nodes = [3, 0, 7, 4]
     x = gaussian(4, dim)
     random = PublicRandomness(1, nodes)
-    wire = compressor.encode(x, random, step=2)
-    decoded = compressor.decode(wire, dim, random, step=2)
+    wire = compressor.encode(x, random, round_=2)
+    decoded = compressor.decode(wire, dim, random, round_=2)
     for row, node in enumerate(nodes):
         alone = PublicRandomness(1, [node])
-        assert torch.equal(compressor.encode(x[row : row + 1], alone, step=2), wire[row : row + 1])
         assert torch.equal(
-            compressor.decode(wire[row : row + 1], dim, alone, step=2), decoded[row : row + 1]
+            compressor.encode(x[row : row + 1], alone, round_=2), wire[row : row + 1]
+        )
+        assert torch.equal(
+            compressor.decode(wire[row : row + 1], dim, alone, round_=2), decoded[row : row + 1]
         )
 
 
@@ -79,8 +82,8 @@ def test_threads_change_nothing(compressor: Compressor, dim: int) -> None:
     try:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
-            wire = compressor.encode(x, random, step=0)
-            results.append((wire, compressor.decode(wire, dim, random, step=0)))
+            wire = compressor.encode(x, random, round_=0)
+            results.append((wire, compressor.decode(wire, dim, random, round_=0)))
             assert torch.get_num_threads() == num_threads
     finally:
         torch.set_num_threads(before)
@@ -93,8 +96,8 @@ def test_threads_change_nothing(compressor: Compressor, dim: int) -> None:
 def test_encoding_repeats_and_keeps_its_input(compressor: Compressor) -> None:
     x, random = gaussian(2, 1001), PublicRandomness(1, [0, 1])
     before = x.clone()
-    first = compressor.encode(x, random, step=3)
-    assert torch.equal(first, compressor.encode(x, random, step=3))
+    first = compressor.encode(x, random, round_=3)
+    assert torch.equal(first, compressor.encode(x, random, round_=3))
     assert torch.equal(x, before)
     kept = first.clone()
     x.zero_()
@@ -105,7 +108,7 @@ def test_encoding_repeats_and_keeps_its_input(compressor: Compressor) -> None:
 def test_decoding_reads_payloads_inside_frames(compressor: Compressor) -> None:
     dim, nodes = 651, [4, 2, 9]
     random = PublicRandomness(1, nodes)
-    wire = compressor.encode(gaussian(3, dim), random, step=1)
+    wire = compressor.encode(gaussian(3, dim), random, round_=1)
     joined = frames.join(nodes, 1, torch.ones(3, 1, dtype=torch.float64), wire)
     _, payload = frames.split(joined, nodes, 1, compressor.num_bytes(dim))
     assert torch.equal(
@@ -162,32 +165,39 @@ def test_values_that_are_not_finite_are_refused_by_name(compressor: Compressor, 
     for bad in (float("nan"), float("inf"), -float("inf")):
         x = gaussian(3, dim)
         x[1, dim // 3] = bad
-        with pytest.raises(DivergenceError, match=r"node 5, step 77"):
-            compressor.encode(x, PublicRandomness(1, [2, 5, 8]), step=77)
+        with pytest.raises(DivergenceError, match=r"node 5, round 77"):
+            compressor.encode(x, PublicRandomness(1, [2, 5, 8]), round_=77)
 
 
 @every_compressor
 def test_scales_that_are_not_finite_are_refused_by_name(compressor: Compressor) -> None:
     random = PublicRandomness(1, [2, 5])
-    wire = compressor.encode(gaussian(2, 650), random, step=77)
+    wire = compressor.encode(gaussian(2, 650), random, round_=77)
     # NaN in every layout: numbers come first
     wire[1, :4] = torch.tensor([0, 0, 0xC0, 0x7F], dtype=torch.uint8)
-    with pytest.raises(DivergenceError, match=r"node 5, step 77"):
-        compressor.decode(wire, 650, random, step=77)
+    with pytest.raises(DivergenceError, match=r"node 5, round 77"):
+        compressor.decode(wire, 650, random, round_=77)
+
+
+def test_the_gradient_step_joins_the_round_in_an_error() -> None:
+    x = torch.tensor([[1.0], [float("nan")]])
+    words = r"^gradient step 40, node 5, round 7: the message holds a value that is not finite"
+    with pytest.raises(DivergenceError, match=words), naming_gradient_step(40):
+        parse_compressor("none").encode(x, PublicRandomness(1, [2, 5]), round_=7)
 
 
 @every_compressor
 def test_wrong_shapes_are_refused(compressor: Compressor) -> None:
     random = PublicRandomness(1, [2, 5])
-    wire = compressor.encode(gaussian(2, 650), random, step=7)
-    with pytest.raises(WireError, match=r"\(2, 5\) at step 7"):
-        compressor.decode(wire[:, :-1], 650, random, step=7)
-    with pytest.raises(WireError, match="step 7"):
-        compressor.decode(wire.to(torch.int32), 650, random, step=7)
+    wire = compressor.encode(gaussian(2, 650), random, round_=7)
+    with pytest.raises(WireError, match=r"\(2, 5\) in round 7"):
+        compressor.decode(wire[:, :-1], 650, random, round_=7)
+    with pytest.raises(WireError, match="round 7"):
+        compressor.decode(wire.to(torch.int32), 650, random, round_=7)
     with pytest.raises(ConfigError, match="float32"):
-        compressor.encode(gaussian(2, 650).double(), random, step=7)
+        compressor.encode(gaussian(2, 650).double(), random, round_=7)
     with pytest.raises(ConfigError, match="one node per row"):
-        compressor.encode(gaussian(3, 650), random, step=7)
+        compressor.encode(gaussian(3, 650), random, round_=7)
 
 
 def shapes(dim: int) -> dict[str, torch.Tensor]:
@@ -200,8 +210,7 @@ def shapes(dim: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dim", [9, 650])
 @pytest.mark.parametrize("shape", ["gaussian", "one-hot", "flat", "heavy"])
 def test_error_is_within_omega(compressor: Compressor, dim: int, shape: str) -> None:
-    """E|Q(v) - v|^2 <= omega^2 |v|^2, up to the scatter of the draws (and 2 % for short rotated
-    columns)."""
+    """E|Q(v) - v|^2 <= omega^2 |v|^2, up to scatter (and 2 % for short rotated columns)."""
     vector, num_draws = shapes(dim)[shape], 200 if dim == 9 else 60
     result = sent(compressor, vector.expand(num_draws, dim), PublicRandomness(1, range(num_draws)))
     ratios = (result.double() - vector).square().sum(1) / vector.double().square().sum()
@@ -212,8 +221,7 @@ def test_error_is_within_omega(compressor: Compressor, dim: int, shape: str) -> 
 @every_compressor
 @pytest.mark.parametrize("dim", [65, 1001])
 def test_moments_are_the_measured_ones(compressor: Compressor, dim: int) -> None:
-    """For Gaussian vectors: <Q(v), v> = gain |v|^2 and |Q(v) - gain v|^2 = noise |v|^2 on
-    average."""
+    """For Gaussian vectors the mean and the variance of Q(v) are those of `moments`."""
     moments = compressor.moments(dim)
     if moments is None:
         assert compressor.spec.startswith(("top", "sign"))
@@ -241,7 +249,8 @@ def test_errors_of_nodes_and_steps_are_unrelated(compressor: Compressor) -> None
     assert moments is not None
     x = gaussian(1, 4096).expand(2, -1)
     errors = [
-        sent(compressor, x, PublicRandomness(1, [0, 1]), step) - moments.gain * x for step in (0, 1)
+        sent(compressor, x, PublicRandomness(1, [0, 1]), round_) - moments.gain * x
+        for round_ in (0, 1)
     ]
     pairs = [(errors[0][0], errors[0][1]), (errors[0][0], errors[1][0])]
     for first, second in pairs:

@@ -16,10 +16,10 @@ KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 
 
 def make(
-    step: int = 7, key: bytes | None = None, y: float = 1.25, num_weights: int = 1
+    round_: int = 7, key: bytes | None = None, y: float = 1.25, num_weights: int = 1
 ) -> torch.Tensor:
     payload = torch.arange(60, dtype=torch.uint8).view(2, 30)
-    return join([4, 9], step, torch.full((2, num_weights), y, dtype=torch.float64), payload, key)
+    return join([4, 9], round_, torch.full((2, num_weights), y, dtype=torch.float64), payload, key)
 
 
 @settings(max_examples=100, deadline=None)
@@ -27,12 +27,12 @@ def make(
     num_rows=st.integers(1, 4),
     num_weights=st.integers(1, 5),
     payload_bytes=st.integers(0, 100),
-    step=st.integers(0, 2**48 - 1),
+    round_=st.integers(0, 2**48 - 1),
     key=st.sampled_from([None, KEY]),
     seed=st.integers(0, 2**31),
 )
 def test_round_trip(
-    num_rows: int, num_weights: int, payload_bytes: int, step: int, key: bytes | None, seed: int
+    num_rows: int, num_weights: int, payload_bytes: int, round_: int, key: bytes | None, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     y = torch.rand(num_rows, num_weights, dtype=torch.float64, generator=generator) + 1e-300
@@ -40,10 +40,10 @@ def test_round_trip(
         0, 256, (num_rows, payload_bytes), dtype=torch.uint8, generator=generator
     )
     senders = list(range(100, 100 + num_rows))
-    frames = join(senders, step, y, payload, key)
+    frames = join(senders, round_, y, payload, key)
     assert frames.dtype == torch.uint8
     assert tuple(frames.shape) == (num_rows, frame_bytes(payload_bytes, num_weights))
-    y_back, payload_back = split(frames, senders, step, payload_bytes, num_weights, key)
+    y_back, payload_back = split(frames, senders, round_, payload_bytes, num_weights, key)
     assert torch.equal(y_back, y)
     assert torch.equal(payload_back, payload)
 
@@ -62,7 +62,7 @@ def test_overhead_is_48_bytes() -> None:
 def test_any_flipped_bit_is_refused(bit: int, row: int, key: bytes | None) -> None:
     frames = make(key=key)
     frames[row, bit // 8] ^= 1 << (bit % 8)
-    with pytest.raises(WireError, match=rf"sender {[4, 9][row]} at step 7"):
+    with pytest.raises(WireError, match=rf"sender {[4, 9][row]} in round 7"):
         split(frames, [4, 9], 7, 30, key=key)
 
 
@@ -76,10 +76,10 @@ def test_rows_do_not_depend_on_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("frames", "step", "key", "fault"),
+    ("frames", "round_", "key", "fault"),
     [
-        (make(step=6), 7, None, "carries step 6: replayed or late"),
-        (make(step=8), 7, None, "carries step 8: ahead"),
+        (make(round_=6), 7, None, "carries round 6: replayed or late"),
+        (make(round_=8), 7, None, "carries round 8: ahead"),
         (make(key=KEY), 7, None, "no network.key_file is set here"),
         (make(), 7, KEY, "not tagged with a key"),
         (make(key=OTHER_KEY), 7, KEY, "forged, or sent under another network.key_file"),
@@ -95,9 +95,9 @@ def test_rows_do_not_depend_on_each_other() -> None:
         (torch.zeros(2, 78, dtype=torch.uint8), 7, None, "wrong magic"),
     ],
 )
-def test_faults_are_named(frames: torch.Tensor, step: int, key: bytes | None, fault: str) -> None:
-    with pytest.raises(WireError, match=rf"^frame from sender 4 at step {step}: ") as caught:
-        split(frames, [4, 9], step, 30, key=key)
+def test_faults_are_named(frames: torch.Tensor, round_: int, key: bytes | None, fault: str) -> None:
+    with pytest.raises(WireError, match=rf"^frame from sender 4 in round {round_}: ") as caught:
+        split(frames, [4, 9], round_, 30, key=key)
     assert fault in str(caught.value)
 
 
@@ -119,7 +119,7 @@ def test_another_version_is_named() -> None:
 
 
 def test_wrong_number_of_frames_is_refused() -> None:
-    with pytest.raises(WireError, match="at step 7"):
+    with pytest.raises(WireError, match="in round 7"):
         split(make(), [4], 7, 30)
     with pytest.raises(ConfigError, match="one row per sender"):
         join([4], 7, torch.ones(2, 1, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.uint8))

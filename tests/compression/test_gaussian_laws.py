@@ -1,5 +1,4 @@
-"""The predicted variance of dithered rounding agrees with simulation in float64, saturation
-included."""
+"""The predicted variance of dithered rounding agrees with simulation, saturation included."""
 
 from __future__ import annotations
 

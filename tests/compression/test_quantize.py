@@ -1,5 +1,4 @@
-"""Dithered rounding follows its formula, is unbiased up to saturation, and signs carry the mean
-magnitude."""
+"""Dithered rounding follows its formula and is unbiased; signs carry the mean magnitude."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def test_rounding_is_unbiased_coordinate_by_coordinate(spec: str) -> None:
 
 
 def test_probabilities_far_below_one_in_256_are_kept() -> None:
-    """A coordinate of 1e-4 steps is rounded up once in ten thousand draws: sixteen bits see it,
-    eight would not."""
+    """A coordinate of 1e-4 steps is rounded up once in ten thousand draws: eight bits miss it."""
     dim, num_draws = 4000, 60
     x = torch.full((num_draws, dim), 1e-4 / 2)
     x[:, 0] = -1.0  # the norm, hence steps of one half

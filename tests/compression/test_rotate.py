@@ -1,5 +1,4 @@
-"""The rotation is orthogonal and makes every vector Gaussian, so the error is the same for all of
-them."""
+"""The rotation is orthogonal and makes every vector Gaussian, so all have the same error."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def test_plans_cover_all_coordinates_with_little_waste(dim: int, bits: int) -> N
 
 
 def plain_butterflies(x: np.ndarray, half: int) -> np.ndarray:
-    """Return the transform of the rows of (L, M), stage after stage: what sender and receivers must
-    agree on."""
+    """Return the transform of the rows of (L, M), stage after stage: the protocol's arithmetic."""
     x = x.copy()
     while half < len(x):
         pairs = x.reshape(-1, 2, half, x.shape[1])
@@ -75,10 +73,10 @@ def test_rotation_preserves_norms_and_is_undone(dim: int) -> None:
     plan, random = plan_rotation(dim, 1), PublicRandomness(1, [2, 5])
     x = np.random.default_rng(0).standard_normal((2, plan.width)).astype(np.float32)
     rotated = x.copy()
-    rotate(rotated, plan, random, step=3)
+    rotate(rotated, plan, random, round_=3)
     assert np.linalg.norm(rotated, axis=1) == pytest.approx(np.linalg.norm(x, axis=1), rel=1e-5)
     assert np.abs(rotated - x).max() > 0.1
-    rotate_back(rotated, plan, random, step=3)
+    rotate_back(rotated, plan, random, round_=3)
     assert np.abs(rotated - x).max() < 1e-4
 
 
@@ -87,7 +85,7 @@ def test_rotation_makes_sparse_vectors_gaussian(dim: int) -> None:
     plan, random = plan_rotation(dim, 1), PublicRandomness(1, range(64))
     x = np.zeros((64, plan.width), dtype=np.float32)
     x[:, [0, dim - 1]] = 1
-    rotate(x, plan, random, step=0)
+    rotate(x, plan, random, round_=0)
     column = x.reshape(64, plan.rows, plan.columns)[:, :, 0].ravel()
     kurtosis = np.mean(column**4) / np.mean(column**2) ** 2
     assert kurtosis == pytest.approx(3, abs=0.35)  # one round alone gives 2 here

@@ -1,5 +1,4 @@
-"""Random subsets are uniform, private to a sender and step, and exact in size; top-k keeps the
-largest entries."""
+"""Random subsets are uniform, differ by sender and round, and are exact in size; top-k."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ def test_every_subset_is_equally_likely(dim: int, num_kept: int) -> None:
     random = PublicRandomness(11, [0])
     num_draws = 3000
     counts = dict.fromkeys(combinations(range(dim), num_kept), 0)
-    for step in range(num_draws):
-        counts[tuple(np.flatnonzero(random_mask(random, step, 0, dim, num_kept)).tolist())] += 1
+    for round_ in range(num_draws):
+        counts[tuple(np.flatnonzero(random_mask(random, round_, 0, dim, num_kept)).tolist())] += 1
     assert chisquare(list(counts.values())).pvalue > 1e-4
 
 
@@ -31,7 +30,8 @@ def test_long_masks_are_exact_and_even(fraction: float) -> None:
     dim, num_draws = 40_000, 40
     num_kept = int(fraction * dim)
     masks = [
-        random_mask(PublicRandomness(2, [1]), step, 0, dim, num_kept) for step in range(num_draws)
+        random_mask(PublicRandomness(2, [1]), round_, 0, dim, num_kept)
+        for round_ in range(num_draws)
     ]
     assert all(int(mask.sum()) == num_kept for mask in masks)
     # Every eighth of the vector receives its share, also of the coordinates that were moved to mend
@@ -44,9 +44,9 @@ def test_long_masks_are_exact_and_even(fraction: float) -> None:
 
 def test_masks_differ_between_nodes_steps_and_seeds() -> None:
     masks = [
-        random_mask(PublicRandomness(seed, [4, 7]), step, row, 400, 200)
+        random_mask(PublicRandomness(seed, [4, 7]), round_, row, 400, 200)
         for seed in (0, 1)
-        for step in (0, 1)
+        for round_ in (0, 1)
         for row in (0, 1)
     ]
     for first, second in combinations(masks, 2):
@@ -55,8 +55,8 @@ def test_masks_differ_between_nodes_steps_and_seeds() -> None:
 
 def test_receiver_rebuilds_the_mask_from_the_sender_alone() -> None:
     compressor, x = RandK(0.3), torch.randn(3, 101)
-    wire = compressor.encode(x, PublicRandomness(9, [5, 6, 7]), step=8)
-    decoded = compressor.decode(wire[1:2], 101, PublicRandomness(9, [6]), step=8)[0]
+    wire = compressor.encode(x, PublicRandomness(9, [5, 6, 7]), round_=8)
+    decoded = compressor.decode(wire[1:2], 101, PublicRandomness(9, [6]), round_=8)[0]
     kept = decoded != 0
     assert int(kept.sum()) == 30
     assert torch.equal(decoded[kept], x[1][kept])  # values are sent as they are, without rescaling
@@ -92,5 +92,5 @@ def test_top_refuses_impossible_positions() -> None:
     random, compressor = PublicRandomness(1, [6]), TopK(0.01)
     wire = compressor.encode(torch.randn(1, 1000), random, 0)
     wire[0, 40:] = 0
-    with pytest.raises(WireError, match="sender 6 at step 4"):
+    with pytest.raises(WireError, match="sender 6 in round 4"):
         compressor.decode(wire, 1000, random, 4)

@@ -28,7 +28,7 @@ from dpcsgp.graphs import (
     steady_state_disagreement,
     torus,
 )
-from dpcsgp.graphs.second_moments import stationary
+from dpcsgp.graphs.spectrum import stationary
 from dpcsgp.randomness import PublicRandomness
 
 DIM = 101_770
@@ -192,8 +192,7 @@ def test_rounds_to_halve() -> None:
 
 
 def late_over_early(topology: Topology, compressor: Compressor, rate: float, noise: float) -> float:
-    """Return the mean square disagreement in the last rounds over its largest value in the first
-    tenth."""
+    """Return the disagreement (mean square) of the last rounds over its maximum early on."""
     dim, rounds = 512, 1500
     generator, streams = (
         torch.Generator().manual_seed(1),
@@ -204,10 +203,10 @@ def late_over_early(topology: Topology, compressor: Compressor, rate: float, noi
     x = torch.randn(topology.num_nodes, dim, generator=generator)
     x -= phi * x.sum(0)
     public, spread = torch.zeros_like(x), []
-    for step in range(rounds):
+    for round_ in range(rounds):
         x = x + noise * torch.randn(x.shape, generator=generator)
-        wire = compressor.encode(x - public, streams, step)
-        public = public + compressor.decode(wire, dim, streams, step)
+        wire = compressor.encode(x - public, streams, round_)
+        public = public + compressor.decode(wire, dim, streams, round_)
         x = x + pull @ public
         # its walk is no disagreement, and float32 should not have to carry it
         mean = phi * x.sum(0)

@@ -1,5 +1,4 @@
-"""The law of quantised block gossip: against a Kronecker product, a simulation of the law, and the
-real algorithm."""
+"""Quantised block gossip: its law against a Kronecker product, simulation and the algorithm."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from dpcsgp.graphs import (
     random_digraph,
     star,
 )
-from dpcsgp.graphs.second_moments import stationary
+from dpcsgp.graphs.spectrum import stationary
 from dpcsgp.graphs.stability import GossipMoments
 from dpcsgp.network import Simulator
 from dpcsgp.planning import declared_facts
@@ -42,8 +41,7 @@ LAWS = [(1.0, 0.0), (1.0, 0.3), (0.64, 0.23), (0.5, 0.25), (1.0, 1.5)]
 
 
 def kronecker_radius(topology: Topology, gain: float, noise: float) -> float:
-    """Return the root of the spectral radius of V -> M V M' + noise B diag(V) B' on zero-sum second
-    moments."""
+    """Return the root spectral radius of V -> M V M' + noise B diag(V) B' on zero-sum moments."""
     n = topology.num_nodes
     apart = topology.weights - np.eye(n)
     mean = np.eye(n) + gain * apart
@@ -66,8 +64,7 @@ def test_the_radius_is_that_of_the_second_moment_operator(
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_spread_and_the_disagreement_are_those_of_a_simulated_law(name: str) -> None:
-    """One block, gain and noise as stated; the shared displacement is 3, or every exchange meets
-    unit noise."""
+    """One block with gain and noise as stated; a shared displacement of 3, or unit noise."""
     topology, gain, noise = GRAPHS[name], 0.8, 0.1
     gossip = GossipMoments(topology, gain, noise, 1.0, whole_values=True)
     scale = topology.num_nodes * stationary(topology)[:, None]
@@ -79,13 +76,13 @@ def test_the_spread_and_the_disagreement_are_those_of_a_simulated_law(name: str)
     ):
         x = np.zeros((topology.num_nodes, 20_000)) + shared * scale
         seen = []
-        for step in range(400):
+        for round_ in range(400):
             x += drive * random.standard_normal(x.shape)
             # the law leaves out the drift of the mean
             x -= drive * stationary(topology)[:, None] * x.sum(0)
             size = np.sqrt(np.mean(x**2, axis=1, keepdims=True))
             x += apart @ (gain * x + math.sqrt(noise) * size * random.standard_normal(x.shape))
-            if step >= 200:
+            if round_ >= 200:
                 seen.append(np.mean((x / scale - x.mean(0)) ** 2))
         assert np.mean(seen) == pytest.approx(predicted, rel=0.03)
 
@@ -101,9 +98,9 @@ def test_the_spread_is_what_real_messages_leave(spec: str, num_blocks: int) -> N
     shared = torch.randn(dim, generator=torch.Generator().manual_seed(0))
     state = algorithm.init(shared.expand(6, dim).clone())
     seen = []
-    for step in range(60 * num_blocks):
+    for round_ in range(60 * num_blocks):
         state = algorithm.gossip(state, network, random)
-        if step >= 20 * num_blocks:
+        if round_ >= 20 * num_blocks:
             models = algorithm.model(state)
             seen.append(float((models - models.mean(0)).square().mean()))
     size = float(algorithm.average(state).square().mean())
@@ -119,11 +116,11 @@ def test_exact_blocks_disagree_as_in_a_simulation(topology: Topology) -> None:
     x = np.zeros((6, 3000))
     scale = 6 * stationary(topology)[:, None]
     seen = []
-    for step in range(400):
+    for round_ in range(400):
         x += random.standard_normal(x.shape)
-        block = slice(step % num_blocks, None, num_blocks)
+        block = slice(round_ % num_blocks, None, num_blocks)
         x[:, block] = topology.weights @ x[:, block]
-        if step >= 100:
+        if round_ >= 100:
             seen.append(((x / scale - x.mean(0)) ** 2).mean())
     assert block_disagreement(topology, exact, num_blocks, 1000) == pytest.approx(
         np.mean(seen), rel=0.02
@@ -159,14 +156,14 @@ def test_blocks_drawn_at_random_are_slower(spec: str) -> None:
     assert moments is not None
     apart, coordinates = topology.weights - np.eye(6), 20_000
     x, seen = np.zeros((6, coordinates)), []
-    for step in range(400):
+    for round_ in range(400):
         x += random.standard_normal(x.shape)
         x -= x.mean(0)  # the drift of the mean is left out
         chosen = random.integers(num_blocks, size=coordinates) == 0
         size = np.sqrt(np.mean(x**2, axis=1, keepdims=True))
         noise = math.sqrt(moments.noise) * size * random.standard_normal(x.shape)
         x += np.where(chosen, apart @ (moments.gain * x + noise), 0.0)
-        if step >= 100:
+        if round_ >= 100:
             seen.append(np.mean(x**2))
     setting = (topology, compressor, num_blocks, 2000)
     assert block_disagreement(*setting, "random") == pytest.approx(np.mean(seen), rel=0.03)

@@ -1,5 +1,4 @@
-"""The radius and the steady state: against a Kronecker product, simulations, and the known
-table."""
+"""Radius and steady state against a Kronecker product, simulations and the known table."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ from dpcsgp.graphs import (
     torus,
 )
 from dpcsgp.graphs import stability as stability_module
-from dpcsgp.graphs.second_moments import modal_energies, stationary
+from dpcsgp.graphs.second_moments import modal_energies
+from dpcsgp.graphs.spectrum import stationary
 from dpcsgp.graphs.stability import GossipMoments
 
 DIM = 101_770
@@ -106,8 +106,7 @@ def test_radii_of_random_masks_at_rate_one(graph: Topology, radii: tuple[float, 
 
 
 def test_published_radii_of_a_random_digraph_are_typical_of_such_graphs() -> None:
-    """The published graph was one draw without a recorded seed: its radii must lie among those of
-    forty other draws."""
+    """The published graph has no recorded seed: its radii must lie among those of forty draws."""
     graphs = [random_digraph(10, 0.2, seed) for seed in range(40)]
     published = {
         (0.9, 1.0): 0.70,
@@ -203,17 +202,16 @@ def test_a_slow_graph_is_still_stable(num_nodes: int) -> None:
 def simulated_disagreement(
     topology: Topology, moments: Moments, rate: float, rounds: int = 400
 ) -> float:
-    """Return the mean square of z - z_bar of masked gossip under unit noise, averaged over late
-    rounds."""
+    """Return the mean square of z - z_bar of masked gossip under unit noise, over late rounds."""
     generator = np.random.default_rng(0)
     n, mass = topology.num_nodes, topology.num_nodes * stationary(topology)[:, None]
     x = np.zeros((n, 4000))
     public, found = np.zeros_like(x), []
-    for step in range(rounds):
+    for round_ in range(rounds):
         x += generator.standard_normal(x.shape)
         public += (generator.random(x.shape) < moments.gain) * (x - public)
         x += rate * (topology.weights @ public - public)
-        if step >= rounds // 2:
+        if round_ >= rounds // 2:
             found.append(np.mean((x / mass - x.mean(axis=0)) ** 2))
     return float(np.mean(found))
 

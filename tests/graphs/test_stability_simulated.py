@@ -2,7 +2,8 @@
 
 210 random triples of digraph (3 to 40 nodes), compressor (random masks or dither) and mixing rate.
 Masks are drawn here with numpy, which is several times faster than through bytes; dithers go
-through the real encoder and decoder."""
+through the real encoder and decoder.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import torch
 
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.graphs import Topology, mixing_radius, random_digraph
-from dpcsgp.graphs.second_moments import stationary
+from dpcsgp.graphs.spectrum import stationary
 from dpcsgp.randomness import PublicRandomness
 
 COORDINATES = 20_000
@@ -40,7 +41,7 @@ def draw_case(index: int) -> Case:
 
 
 def compress(
-    compressor: Compressor, error: torch.Tensor, generator: torch.Generator, step: int
+    compressor: Compressor, error: torch.Tensor, generator: torch.Generator, round_: int
 ) -> torch.Tensor:
     """Return what receivers add."""
     if compressor.spec.startswith("rand"):
@@ -48,7 +49,9 @@ def compress(
         assert share is not None
         return error * (torch.rand(error.shape, generator=generator) < share.gain)
     streams = PublicRandomness(7, range(len(error)))
-    return compressor.decode(compressor.encode(error, streams, step), COORDINATES, streams, step)
+    return compressor.decode(
+        compressor.encode(error, streams, round_), COORDINATES, streams, round_
+    )
 
 
 def simulated_growth(case: Case) -> float:
@@ -61,11 +64,11 @@ def simulated_growth(case: Case) -> float:
     x = torch.randn(case.topology.num_nodes, COORDINATES, generator=generator)
     public = torch.zeros_like(x)
     mean_square = {}
-    for step in range(TO + 1):
+    for round_ in range(TO + 1):
         x -= phi * x.sum(0)  # zero sum, against rounding
-        if step in (FROM, TO):
-            mean_square[step] = float(x.double().square().mean())
-        public += compress(compressor, x - public, generator, step)
+        if round_ in (FROM, TO):
+            mean_square[round_] = float(x.double().square().mean())
+        public += compress(compressor, x - public, generator, round_)
         x += pull @ public
     return (mean_square[TO] / mean_square[FROM]) ** (0.5 / (TO - FROM))
 

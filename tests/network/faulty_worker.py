@@ -1,5 +1,7 @@
-"""One process of a run that may tamper with what it sends. Run by test_failures.py:
-`faulty_worker.py FAULT OUT SETTING...`."""
+"""One process of a run that may tamper with what it sends.
+
+Run by test_failures.py: `faulty_worker.py FAULT OUT SETTING...`.
+"""
 
 from __future__ import annotations
 

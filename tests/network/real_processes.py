@@ -1,8 +1,8 @@
-"""Starts the processes of a run one by one, so that a test can treat one of them badly. Used by the
-tests beside it.
+"""Starts the processes of a run one by one, for tests that stop or kill one of them.
 
 They are forked from a server that has imported everything already: importing costs far more than
-the runs."""
+the runs.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +24,16 @@ _FORKS.set_forkserver_preload(["dpcsgp.runtime.process", "dpcsgp.cli.main", "skl
 
 FAULTY = Path(__file__).with_name("faulty_worker.py")
 TINY = [
-    "task.name=digits", "task.model=logistic", "graph.name=directed_ring", "graph.num_nodes=3", "privacy.noise=none",
-    "privacy.expected_batch_size=8", "privacy.seed=1", "run.evaluate_every=0", "algorithm.polish_rounds=0",
-]  # fmt: skip
+    "task.name=digits",
+    "task.model=logistic",
+    "graph.name=directed_ring",
+    "graph.num_nodes=3",
+    "privacy.noise=none",
+    "privacy.expected_batch_size=8",
+    "privacy.seed=1",
+    "run.evaluate_every=0",
+    "algorithm.polish_rounds=0",
+]
 
 
 def settings(*values: str) -> list[str]:
@@ -64,8 +71,7 @@ class RealProcess:
 
 
 def environment(rank: int, world_size: int, port: int, store: Any = None) -> dict[str, str]:
-    """Return what torchrun would tell a process; with a store, it says that somebody else serves
-    it."""
+    """Return what torchrun puts in the environment; with a store, another process serves it."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -100,8 +106,10 @@ def processes(
     world_sizes: Sequence[int] | None = None,
     port: int = 0,
 ) -> Iterator[list[RealProcess]]:
-    """Start one process per command around a store of our own (`port`: rank 0 serves it there);
-    none is left at the end."""
+    """Start one process per command; all have ended when the block ends.
+
+    The store is the test's own, or rank 0 serves it on `port`.
+    """
     store = None if port else serve_store()
     sizes = world_sizes or [len(commands)] * len(commands)
     children = [

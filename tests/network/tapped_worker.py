@@ -1,5 +1,4 @@
-"""One process of a run that writes down every frame before it is sent; started, and killed, by
-`test_kill_processes.py`.
+"""One process of a run that logs every frame before sending; for `test_kill_processes.py`.
 
 Arguments: results folder, file of the wiretap, "new" or "resume", then settings.
 """
@@ -21,8 +20,7 @@ from dpcsgp.training import TrainingNetwork
 
 
 class Wiretap:
-    """A network around another one; the operating system has the line before the frame leaves the
-    process."""
+    """A network around another one that flushes a line before the frame leaves the process."""
 
     def __init__(self, network: TrainingNetwork, path: Path) -> None:
         self._network = network

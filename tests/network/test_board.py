@@ -1,5 +1,4 @@
-"""Values in the store: what fails the tag or the form is never taken, and an error names the key of
-the store."""
+"""Values in the store: an invalid tag or form is never accepted, and the error names the key."""
 
 from __future__ import annotations
 
@@ -114,10 +113,21 @@ def test_without_a_key_anything_else_than_a_value_is_refused_by_name(
         ("whole checkpoints", [], [[], [0, 5]], [5, ["a"], [-1], [True], None]),
         ("remaining releases", 3, [0, 10], ["soon", -1, True, 2.5, None, 10**30]),
         ("ready", True, [True], [1, "yes", None]),
-        ("results", {"rows": [{"a": 1.5, "b": [1]}]}, [{"rows": [{"a": "inf", "b": [2, 3]}]}],
-         [{}, {"rows": []}, {"rows": [{"a": "soon", "b": [1]}]}, {"rows": [{"a": 1}]}, {"rows": [5]}, None]),
+        (
+            "results",
+            {"rows": [{"a": 1.5, "b": [1]}]},
+            [{"rows": [{"a": "inf", "b": [2, 3]}]}],
+            [
+                {},
+                {"rows": []},
+                {"rows": [{"a": "soon", "b": [1]}]},
+                {"rows": [{"a": 1}]},
+                {"rows": [5]},
+                None,
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_agreed_values_have_a_form(
     name: str, mine: Any, right: list[Any], wrong: list[Any]
 ) -> None:
@@ -165,8 +175,7 @@ class Counting:
 
 
 class Ring:
-    """Processes (threads) on a directed ring: each makes step t only with its predecessor's message
-    of step t."""
+    """Threads on a directed ring: step t needs the predecessor's message of step t."""
 
     SIZE, PACE, STEPS = 3, Pace(lead=3), 4000
 

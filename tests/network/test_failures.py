@@ -1,5 +1,4 @@
-"""What must never hang: stopped, killed and tampering processes end the whole run in time, with the
-right message."""
+"""Stopped, killed and tampering processes end the run in time, with the right message."""
 
 from __future__ import annotations
 
@@ -79,10 +78,26 @@ def test_without_the_process_that_serves_the_store_all_others_end_in_time(
 @pytest.mark.parametrize(
     ("fault", "keyed", "words"),
     [
-        ("corrupt", False, "frame from sender 1 at step 5: checksum does not match"),
-        ("corrupt", True, "frame from sender 1 at step 5: keyed tag does not match"),
-        ("truncate", False, "frame from sender 1 at step 5: checksum does not match"),
-        ("replay", True, "frame from sender 1 at step 5: carries step 4: replayed or late"),
+        (
+            "corrupt",
+            False,
+            "gradient step 6, frame from sender 1 in round 5: checksum does not match",
+        ),
+        (
+            "corrupt",
+            True,
+            "gradient step 6, frame from sender 1 in round 5: keyed tag does not match",
+        ),
+        (
+            "truncate",
+            False,
+            "gradient step 6, frame from sender 1 in round 5: checksum does not match",
+        ),
+        (
+            "replay",
+            True,
+            "gradient step 6, frame from sender 1 in round 5: carries round 4: replayed or late",
+        ),
     ],
 )
 def test_a_spoilt_frame_ends_all_processes_and_is_named(

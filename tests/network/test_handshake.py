@@ -1,5 +1,4 @@
-"""Whoever writes to the store without the key may stop a start, and can change neither key nor
-training."""
+"""A writer without the key may stop a start, but can change neither key nor training."""
 
 from __future__ import annotations
 

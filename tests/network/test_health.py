@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,25 +46,29 @@ def party() -> Iterator[ProcessContext]:
         health.stop()
 
 
-def test_the_stopped_rank_is_named_and_not_the_one_that_waits_for_it(party: ProcessContext) -> None:
+def test_the_stopped_rank_is_named_and_not_the_one_that_waits_for_it(
+    party: ProcessContext, caplog: pytest.LogCaptureFixture
+) -> None:
     party.healths[3].stop()  # 0 waits for 1, 1 for 2, 2 for 3, and 3 beats no more
     for rank in (0, 1, 2):
         party.healths[rank].waiting_for = rank + 1
-    error = party.healths[0].give_up(1)
+    with caplog.at_level(logging.WARNING, "dpcsgp.network"):
+        error = party.healths[0].diagnose(1)
     assert "nodes 9 to 11 (rank 3) went silent" in str(error)
+    assert "rank 0: lost a peer, rank 3" in caplog.messages
 
 
 def test_a_rank_that_is_alive_but_stuck_is_named_as_such(party: ProcessContext) -> None:
     party.healths[1].waiting_for = 2
-    error = party.healths[0].give_up(1)
+    error = party.healths[0].diagnose(1)
     assert "nodes 6 to 8 (rank 2) is alive but" in str(error)
 
 
 def test_messages_tell_the_time_that_was_waited(party: ProcessContext) -> None:
     health = party.healths[0]
-    with health.limit() as give_up_at:  # the whole patience: 60 % of the time-out
-        time.sleep(give_up_at - time.monotonic())
-        text = str(health.give_up(1))
+    with health.limit() as deadline:  # the whole patience: 60 % of the time-out
+        time.sleep(deadline - time.monotonic())
+        text = str(health.diagnose(1))
     assert "nodes 3 to 5 (rank 1) is alive but sent nothing for 1.2 s" in text
     assert "60 % of network.timeout_seconds = 2" in text
 
@@ -72,7 +77,7 @@ def test_a_connection_that_breaks_early_is_not_called_a_long_silence(party: Proc
     with party.healths[0].limit():
         time.sleep(0.3)
         assert "is alive but a connection broke after a wait of 0.3 s" in str(
-            party.healths[0].give_up(1)
+            party.healths[0].diagnose(1)
         )
 
 
@@ -82,7 +87,7 @@ def test_a_rank_that_was_killed_is_reported_with_the_time_that_passed(
     party.healths[1].stop()
     with party.healths[0].limit():
         time.sleep(0.3)
-        text = str(party.healths[0].give_up(1))
+        text = str(party.healths[0].diagnose(1))
     assert (
         "nodes 3 to 5 (rank 1) went silent: no heartbeat for 0.4 s, after a wait of 0.3 s" in text
     )
@@ -90,11 +95,11 @@ def test_a_rank_that_was_killed_is_reported_with_the_time_that_passed(
 
 def test_a_rank_that_was_restarted_alone_is_named_as_such(party: ProcessContext) -> None:
     for rank, health in enumerate(party.healths):
-        health.life, health.lives = f"life {rank}", [f"life {other}" for other in range(4)]
+        health.nonce, health.nonces = f"life {rank}", [f"life {other}" for other in range(4)]
     party.healths[2].stop()
     party.healths[2] = party.join(2)  # beats again, and belongs to no handshake
     time.sleep(3 * party.healths[2].interval)
-    assert "nodes 6 to 8 (rank 2) was restarted alone" in str(party.healths[0].give_up(2))
+    assert "nodes 6 to 8 (rank 2) was restarted alone" in str(party.healths[0].diagnose(2))
 
 
 def test_everybody_repeats_the_first_cause(party: ProcessContext) -> None:
@@ -102,7 +107,7 @@ def test_everybody_repeats_the_first_cause(party: ProcessContext) -> None:
     assert known_cause(board) is None
     assert announce(board, "the first", 2).text == "the first"
     assert announce(board, "the second", 1) == ("the first", 2)
-    assert str(party.healths[3].give_up(0)) == "the first"
+    assert str(party.healths[3].diagnose(0)) == "the first"
     time.sleep(3 * party.healths[1].interval)
     with pytest.raises(SilentPeerError, match="the first"):
         party.healths[1].raise_if_failed()
@@ -110,9 +115,9 @@ def test_everybody_repeats_the_first_cause(party: ProcessContext) -> None:
 
 def test_a_wait_without_end_ends_the_process(party: ProcessContext) -> None:
     health = party.healths[0]
-    with health.limit() as give_up_at:
+    with health.limit() as deadline:
         health.waiting_for = 1
-        assert give_up_at - time.monotonic() == pytest.approx(0.6 * TIMEOUT, abs=0.1)
+        assert deadline - time.monotonic() == pytest.approx(0.6 * TIMEOUT, abs=0.1)
         time.sleep(TIMEOUT)
     assert party.ended
     assert "no answer from it or from nodes 3 to 5 (rank 1) for 1." in party.ended[0]

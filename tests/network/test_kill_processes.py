@@ -1,5 +1,4 @@
-"""kill -9 of one process among several, then resume: no process ever sent more than its nodes'
-ledgers hold.
+"""kill -9 of one process, then resume: none ever sent more than its nodes' ledgers hold.
 
 `make test` kills twice, `make stress` 32 times.
 """
@@ -24,23 +23,29 @@ from dpcsgp.privacy.ledger import read_ledgers
 WORKER = Path(__file__).with_name("tapped_worker.py")
 NODES, STEPS, RESERVE, EPSILON = 3, 60, 40, 4.0
 SETTINGS = [
-    "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", f"graph.num_nodes={NODES}",
-    f"algorithm.steps={STEPS}", f"privacy.epsilon={EPSILON}", "privacy.expected_batch_size=32", "run.evaluate_every=0",
-    "run.checkpoint_every=4", "algorithm.polish_rounds=0", f"privacy.replay_reserve={RESERVE}",
+    "task.name=digits",
+    "task.model=mlp:16",
+    "graph.name=directed_ring",
+    f"graph.num_nodes={NODES}",
+    f"algorithm.steps={STEPS}",
+    f"privacy.epsilon={EPSILON}",
+    "privacy.expected_batch_size=32",
+    "run.evaluate_every=0",
+    "run.checkpoint_every=4",
+    "algorithm.polish_rounds=0",
+    f"privacy.replay_reserve={RESERVE}",
     "network.timeout_seconds=6",
-]  # fmt: skip
+]
 
 
 def sent(taps: Path) -> Counter[int]:
-    """Count the frames of each node: without polish rounds every one carries a new private
-    gradient."""
+    """Count the frames of each node: without polish rounds each carries a new private gradient."""
     lines = [line for tap in taps.glob("tap-*") for line in tap.read_text().splitlines()]
     return Counter(int(line.split()[1]) for line in lines)
 
 
 def check_ledgers(out: Path, taps: Path) -> tuple[int, int]:
-    """Assert that no node sent more than its ledger holds; return frames sent and releases
-    recorded."""
+    """Assert that no node sent more than its ledger holds; return frames and releases."""
     seen = sent(taps)
     written = (
         {ledger.header.node: ledger.count for ledger in read_ledgers(out)}

@@ -19,9 +19,15 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = [
-    "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", "graph.num_nodes=3", "algorithm.steps=6",
-    "privacy.noise=paper", "privacy.expected_batch_size=32", "privacy.seed=1",
-]  # fmt: skip
+    "task.name=digits",
+    "task.model=mlp:16",
+    "graph.name=directed_ring",
+    "graph.num_nodes=3",
+    "algorithm.steps=6",
+    "privacy.noise=paper",
+    "privacy.expected_batch_size=32",
+    "privacy.seed=1",
+]
 
 
 def words(out: Path) -> list[str]:

@@ -1,5 +1,4 @@
-"""Real processes with a key file, while somebody without the key writes to their store in a
-loop."""
+"""Real processes with a key file, while a writer without the key attacks their store."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One process of the twin test: the same gossip as the simulator's, between real processes. Run by
-test_twin.py."""
+"""One process of test_twin.py: the simulator's gossip between real processes."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class Recorded:
 
 
 def trace(network: Network, spec: str) -> dict[str, torch.Tensor]:
-    """Run the steps and return the hosted nodes' final state, all frames they sent, and the bytes
-    counted."""
+    """Run the steps; return the hosted nodes' final state, their frames, and the bytes counted."""
     recorded = Recorded(network)
     compressor = parse_compressor(spec.removeprefix("block "))
     method = (
@@ -59,7 +57,8 @@ def trace(network: Network, spec: str) -> dict[str, torch.Tensor]:
     state = method.init(torch.zeros(len(network.nodes), DIM))
     random = PublicRandomness(7, network.nodes)
     for step in range(STEPS):
-        state = method.step(state, gradients(step, network.nodes), recorded, random)  # type: ignore[arg-type]
+        grad_ND = gradients(step, network.nodes)
+        state = method.step(state, grad_ND, recorded, random)  # type: ignore[arg-type]
     tensors = {
         name: value
         for name, value in state._asdict().items()
@@ -67,7 +66,8 @@ def trace(network: Network, spec: str) -> dict[str, torch.Tensor]:
     }
     frames = torch.cat([frame.flatten(1) for frame in recorded.sent], dim=1)
     sent = torch.tensor(network.traffic.bytes_sent)  # type: ignore[attr-defined]
-    return {**tensors, "models": method.model(state), "frames": frames, "bytes": sent}  # type: ignore[arg-type]
+    models = method.model(state)  # type: ignore[arg-type]
+    return {**tensors, "models": models, "frames": frames, "bytes": sent}
 
 
 def main(out: str) -> None:

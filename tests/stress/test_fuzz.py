@@ -49,10 +49,10 @@ def trials(in_ci: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("count", counts)
 
 
-def make_frames(key: bytes | None, step: int = 7, payload: int = 40) -> torch.Tensor:
+def make_frames(key: bytes | None, round_: int = 7, payload: int = 40) -> torch.Tensor:
     values = torch.arange(2 * payload, dtype=torch.uint8).view(2, payload)
     return frames.join(
-        [4, 9], step, torch.tensor([[0.75], [1.25]], dtype=torch.float64), values, key
+        [4, 9], round_, torch.tensor([[0.75], [1.25]], dtype=torch.float64), values, key
     )
 
 
@@ -61,7 +61,8 @@ def make_frames(key: bytes | None, step: int = 7, payload: int = 40) -> torch.Te
 def test_no_mutated_frame_is_accepted(count: int, key: bytes | None) -> None:
     good = [bytes(row.numpy()) for row in make_frames(key)]
     foreign = [
-        bytes(row.numpy()) for row in torch.cat([make_frames(OTHER_KEY), make_frames(key, step=6)])
+        bytes(row.numpy())
+        for row in torch.cat([make_frames(OTHER_KEY), make_frames(key, round_=6)])
     ]
     refused = 0
     for number, body in mutations([*good, *foreign], count // 2, seed=1):
@@ -73,7 +74,7 @@ def test_no_mutated_frame_is_accepted(count: int, key: bytes | None) -> None:
             if body
             else torch.zeros(1, 0, dtype=torch.uint8)
         )
-        with pytest.raises(WireError, match=f"sender {sender} at step 7"):
+        with pytest.raises(WireError, match=f"sender {sender} in round 7"):
             frames.split(row, [sender], 7, 40, key=key)
         refused += 1
     print(f"\n{refused} mutated frames refused, 0 accepted ({'keyed' if key else 'unkeyed'})")
@@ -103,7 +104,7 @@ def test_a_refused_frame_changes_no_state() -> None:
     algorithm = DPCSGP(parse_compressor("gsgd:4"), 1.0)
     state = algorithm.descend(algorithm.init(torch.zeros(3, 50)), torch.ones(3, 50))
     before = [value.clone() for value in state if isinstance(value, torch.Tensor)]
-    with pytest.raises(WireError, match="sender 1 at step 0"):
+    with pytest.raises(WireError, match="sender 1 in round 0"):
         algorithm.gossip(state, Damaging(complete(3)), PublicRandomness(0, range(3)))
     after = [value for value in state if isinstance(value, torch.Tensor)]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -38,8 +38,9 @@ def symbol_dtype(bits: int) -> type[np.uint8] | type[np.uint16]:
 
 
 def pack(symbols_D: np.ndarray, bits: int) -> np.ndarray:
-    """Pack the low `bits` bits of each symbol (an integer array, signed or not) into uint8
-    (packed_bytes(D, bits),).
+    """Pack the low `bits` bits of each symbol into uint8 (packed_bytes(D, bits),).
+
+    The symbols are integers, signed or not; for one bit also booleans.
 
     >>> pack(np.array([1, 0, 3], dtype=np.uint8), bits=2).tolist()
     [49]
@@ -49,10 +50,12 @@ def pack(symbols_D: np.ndarray, bits: int) -> np.ndarray:
             symbols_D & 1 if symbols_D.dtype != np.bool_ else symbols_D, bitorder="little"
         )
     symbols_D = symbols_D.view(symbol_dtype(bits))
+    # The head: a multiple of eight symbols, so that every plane ends at a byte.
     head = symbols_D.size - symbols_D.size % 8
     wire_B = np.empty(packed_bytes(symbols_D.size, bits), dtype=np.uint8)
     for plane, width, shift in _planes(head, bits):
         _stack_runs(_piece(symbols_D[:head], shift, width), width, wire_B[plane])
+    # The tail: at most seven symbols, bit by bit.
     wire_B[head * bits // 8 :] = _pack_tail(symbols_D[head:], bits)
     return wire_B
 
@@ -76,6 +79,7 @@ def unpack(wire_B: np.ndarray, dim: int, bits: int) -> np.ndarray:
 def _planes(head: int, bits: int) -> Iterator[tuple[slice, int, int]]:
     """Yield (bytes of the plane, width of its pieces, position of the piece in the symbol)."""
     start = shift = 0
+    # The binary digits of `bits`; 16 has no digit below 16 and takes two whole bytes.
     widths = [8, 8] if bits == _MAX_BITS else [width for width in (8, 4, 2, 1) if bits & width]
     for width in widths:
         stop = start + head * width // 8
@@ -92,6 +96,7 @@ def _piece(symbols_D: np.ndarray, shift: int, width: int) -> np.ndarray:
 
 
 def _stack_runs(pieces_D: np.ndarray, width: int, plane_B: np.ndarray) -> None:
+    """Lay 8 / width runs of pieces over each other: byte k holds piece k of every run."""
     runs = pieces_D.reshape(8 // width, -1)
     plane_B[:] = runs[0]
     for position in range(1, runs.shape[0]):
@@ -100,12 +105,14 @@ def _stack_runs(pieces_D: np.ndarray, width: int, plane_B: np.ndarray) -> None:
 
 
 def _spread_runs(plane_B: np.ndarray, width: int, shift: int, symbols_D: np.ndarray) -> None:
+    """Undo `_stack_runs`: or the pieces of a plane into the symbols at bit `shift`."""
     runs = symbols_D.reshape(8 // width, -1)
     for position in range(runs.shape[0]):
         piece_B = plane_B >> (position * width) if position else plane_B
         if width < 8:
             piece_B = piece_B & (2**width - 1)
         if shift:
+            # Widen first: a piece of the upper byte would be shifted out of uint8.
             piece_B = piece_B.astype(symbols_D.dtype) << shift
         np.bitwise_or(runs[position], piece_B, out=runs[position])
 

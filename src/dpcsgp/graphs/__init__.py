@@ -1,5 +1,4 @@
-"""Directed communication graphs: building them, and knowing before a run whether compressed gossip
-is healthy on them."""
+"""Directed communication graphs, and whether compressed gossip is stable on them."""
 
 from dpcsgp.graphs.analysis import (
     Condition,

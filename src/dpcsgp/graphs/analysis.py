@@ -1,9 +1,8 @@
-"""The constants of the convergence theory of DP-CSGP, computed for a given graph, and what the
-theory then asks for.
+"""The constants of the convergence theory of DP-CSGP on a given graph, and what it then asks for.
 
 | symbol | here | meaning |
 |---|---|---|
-| A | `topology.weights` | column-stochastic weights; with a mixing rate r: I + r (A - I), which is column-stochastic too |
+| A | `topology.weights` | column-stochastic weights; with a mixing rate r: I + r (A - I) |
 | phi | `stationary` | A phi = phi, sum 1: the limit of push-sum weights over n |
 | lambda, C | `decay_*`, `constant_*` | \\|A^k - phi 1^T\\| <= C lambda^k for all k >= 0 |
 | beta | `smallest_mass` | smallest entry of A^k 1 over all k >= 1 |
@@ -33,7 +32,7 @@ from scipy import sparse
 from scipy.sparse.linalg import svds
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.graphs.second_moments import blas_threads, eigenvalues, stationary
+from dpcsgp.graphs.spectrum import blas_threads, eigenvalues, stationary
 from dpcsgp.graphs.topology import Topology
 
 if TYPE_CHECKING:
@@ -106,6 +105,16 @@ class TheoremReport:
 def graph_constants(topology: Topology, mixing_rate: float = 1.0) -> GraphConstants:
     """Compute lambda, C (both norms), beta, gamma and phi of I + mixing_rate (A - I).
 
+    Args:
+        topology: the graph, A = `topology.weights`.
+        mixing_rate: damping in (0, 1]; 1 is the paper.
+
+    Returns:
+        The constants (no units), named as in the table at the top of this file.
+
+    Raises:
+        ConfigError: the mixing rate is outside (0, 1].
+
     >>> from dpcsgp.graphs import directed_exponential
     >>> constants = graph_constants(directed_exponential(10))
     >>> round(constants.decay_spectral, 3), round(constants.distance_to_identity, 3)
@@ -120,6 +129,7 @@ def graph_constants(topology: Topology, mixing_rate: float = 1.0) -> GraphConsta
     identity_NN = np.eye(topology.num_nodes)
     weights_NN = identity_NN + mixing_rate * (topology.weights - identity_NN)
     phi_N = stationary(topology)
+    # Eigenvalues 1 + r (lambda - 1); the one nearest to 1 belongs to phi.
     values_N = 1.0 + mixing_rate * (eigenvalues(topology) - 1.0)
     others_N = np.delete(values_N, int(np.argmin(np.abs(values_N - 1.0))))
     second = float(np.abs(others_N).max(initial=0.0))
@@ -153,8 +163,23 @@ def theorem_report(
     smoothness: float = 1.0,
     mixing_rate: float = 1.0,
 ) -> TheoremReport:
-    """Compare a setting with the conditions of Theorem 1 and Proposition 1, for given c1, c2 and
-    smoothness L."""
+    """Compare a setting with the conditions of Theorem 1 and Proposition 1.
+
+    Args:
+        topology: the graph.
+        compressor: gives omega by `compressor.omega_squared(dim)`.
+        dim: coordinates of the model, d.
+        epsilon: privacy budget of a node.
+        delta: its failure probability.
+        examples_per_node: J.
+        c1: constant of Proposition 1; the paper gives no value.
+        c2: constant of Theorem 1; the paper gives no value.
+        smoothness: Lipschitz constant L of the gradient.
+        mixing_rate: damping in (0, 1]; 1 is the paper.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
     for name, value in (
         ("epsilon", epsilon),
         ("c1", c1),
@@ -192,8 +217,8 @@ def _conditions(report: TheoremReport, epsilon: float, examples: int) -> tuple[C
             f"compression error, {norm} norm",
             report.omega <= limit,
             f"Theorem 1 permits omega up to {limit:.4g} on this graph with C in the {norm} norm; "
-            "the compressor has"
-            f" {report.omega:.4g}: {'satisfied' if report.omega <= limit else 'not satisfied'}.",
+            f"the compressor has {report.omega:.4g}: "
+            f"{'satisfied' if report.omega <= limit else 'not satisfied'}.",
         )
         for norm, limit in (
             ("spectral", limits.largest_omega_spectral),
@@ -205,8 +230,7 @@ def _conditions(report: TheoremReport, epsilon: float, examples: int) -> tuple[C
             "examples per node",
             enough,
             f"Theorem 1 needs at least {report.required_examples:,.0f} examples per node; there "
-            f"are {examples:,}:"
-            f" {'satisfied' if enough else 'not satisfied'}.",
+            f"are {examples:,}: {'satisfied' if enough else 'not satisfied'}.",
         ),
         Condition(
             "number of steps",
@@ -219,8 +243,8 @@ def _conditions(report: TheoremReport, epsilon: float, examples: int) -> tuple[C
             "privacy",
             private,
             f"With that number of steps Proposition 1 needs eps above {report.epsilon_floor:.3g} "
-            "(c1 and c2 as given);"
-            f" eps is {epsilon:g}: {'satisfied' if private else 'it does not apply'}.",
+            f"(c1 and c2 as given); eps is {epsilon:g}: "
+            f"{'satisfied' if private else 'it does not apply'}.",
         ),
     ]
     return tuple(verdicts)
@@ -235,12 +259,13 @@ def _largest_omega(gamma: float, constant: float, decay: float) -> float:
 def _power_norms(
     weights_NN: np.ndarray, phi_N: np.ndarray, second: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the spectral and Frobenius norms of A^k - phi 1^T for k = 0, 1, ... until nothing new
-    can come.
+    """Return the spectral and Frobenius norms of A^k - phi 1^T for k = 0, 1, ...
 
     If |A^m - phi 1^T| <= lambda^m in the spectral norm, later powers cannot raise C beyond the
-    first m of them."""
+    first m of them: the walk ends there.
+    """
     num_nodes = len(phi_N)
+    # A phi = phi and 1^T A = 1^T, so A^k - phi 1^T = (A - phi 1^T)^k from k = 1 on.
     step_NN = weights_NN - phi_N[:, None]
     power_NN = np.eye(num_nodes) - phi_N[:, None]
     limit = int(min(_MAX_POWERS, max(8, _POWER_WORK / num_nodes**3)))
@@ -255,13 +280,14 @@ def _power_norms(
 
 
 def _best_pair(norm_K: np.ndarray, spectral_K: np.ndarray, second: float) -> tuple[float, float]:
-    """Return (lambda, C) with the smallest C / (1 - lambda) among pairs that the computed powers
-    prove."""
+    """Return (lambda, C) with the smallest C / (1 - lambda) that the computed powers prove."""
+    # Decays from |lambda_2| up to 1, finest near |lambda_2|, where the best pair usually lies.
     best = (1.0, math.inf)
     powers_K = np.arange(len(norm_K))
     for decay in second + (1.0 - second) * np.concatenate([[0.0], np.geomspace(1e-6, 0.999, 400)]):
         decay = max(float(decay), 1e-12)
         bound_K = (decay * (1.0 + 1e-9)) ** powers_K
+        # The first m >= 1 with |A^m - phi 1^T| <= lambda^m proves the pair; C is taken below m.
         proven = np.flatnonzero(spectral_K[1:] <= bound_K[1:])
         if len(proven) and decay < 1.0:
             constant = float((norm_K[: proven[0] + 1] / bound_K[: proven[0] + 1]).max())
@@ -273,6 +299,7 @@ def _best_pair(norm_K: np.ndarray, spectral_K: np.ndarray, second: float) -> tup
 def _spectral_norm(matrix_NN: np.ndarray) -> float:
     if len(matrix_NN) <= _DENSE_NORM_NODES:
         return float(np.linalg.norm(matrix_NN, 2))
+    # Large graphs: the largest singular value by Lanczos, from a fixed start so that runs repeat.
     start_N = np.random.default_rng(0).standard_normal(len(matrix_NN))
     return float(
         np.max(np.asarray(svds(matrix_NN, k=1, return_singular_vectors=False, v0=start_N)))
@@ -281,6 +308,7 @@ def _spectral_norm(matrix_NN: np.ndarray) -> float:
 
 def _smallest_mass(topology: Topology, weights_NN: np.ndarray, phi_N: np.ndarray) -> float:
     """Return the smallest push-sum weight that any node ever has."""
+    # Doubly stochastic: every weight stays 1. Otherwise walk A^k 1 until it is n phi.
     if topology.is_doubly_stochastic:
         return 1.0
     limit_N = topology.num_nodes * phi_N

@@ -1,7 +1,7 @@
 """Build topologies by name, from edge lists, files and networkx graphs.
 
 Unless stated otherwise a node splits its mass evenly: column j is 1 / (out-degree of j, itself
-included).
+included). Every builder raises TopologyError where `num_nodes` is not a whole number of at least 1.
 
 Legend: N nodes. An edge is (sender, receiver).
 """
@@ -25,6 +25,12 @@ from dpcsgp.randomness import numpy_generator
 def directed_exponential(num_nodes: int) -> Topology:
     """Let j send to j + 2^k mod n for k = 0, 1, ... while 2^k < n.
 
+    Args:
+        num_nodes: n; out-degrees grow like log2(n), and so does the diameter.
+
+    Returns:
+        A doubly stochastic digraph.
+
     >>> directed_exponential(10).receivers_from(0)
     (0, 1, 2, 4, 8)
     """
@@ -34,30 +40,55 @@ def directed_exponential(num_nodes: int) -> Topology:
 
 
 def directed_ring(num_nodes: int) -> Topology:
-    """Let j send to j + 1 mod n."""
+    """Let j send to j + 1 mod n.
+
+    Args:
+        num_nodes: n; the diameter is n - 1.
+
+    Returns:
+        A doubly stochastic digraph of out-degree 1.
+    """
     return _by_hops(_count(num_nodes), [1], "directed_ring")
 
 
 def undirected_ring(num_nodes: int) -> Topology:
-    """Let j send to both sides of a ring."""
+    """Let j send to both sides of a ring.
+
+    Args:
+        num_nodes: n; the diameter is floor(n / 2).
+
+    Returns:
+        A symmetric, doubly stochastic graph of degree 2.
+    """
     return _by_hops(_count(num_nodes), [1, -1], "undirected_ring")
 
 
 def complete(num_nodes: int) -> Topology:
-    """Let everyone send to everyone."""
+    """Let everyone send to everyone.
+
+    Args:
+        num_nodes: n.
+
+    Returns:
+        The graph with all weights 1 / n: one exchange averages exactly.
+    """
     return _by_hops(_count(num_nodes), range(num_nodes), "complete")
 
 
 def torus(num_nodes: int) -> Topology:
-    """Lay the nodes on the rectangle of `num_nodes` cells nearest to a square, wrapped; j sends to
-    its four sides.
+    """Lay the nodes on a wrapped rectangle, nearest to a square; j sends to its four sides.
 
-    A prime number of nodes only fits a 1 x n rectangle: an undirected ring.
+    Args:
+        num_nodes: n; a prime number only fits a 1 x n rectangle, an undirected ring.
+
+    Returns:
+        A symmetric, doubly stochastic graph of degree at most 4.
 
     >>> torus(12).receivers_from(0)  # 3 x 4
     (0, 1, 3, 4, 8)
     """
     num_nodes = _count(num_nodes)
+    # Rows: the largest divisor of n up to its square root.
     rows = max(r for r in range(1, int(num_nodes**0.5) + 1) if num_nodes % r == 0)
     cell = np.arange(num_nodes).reshape(rows, num_nodes // rows)
     linked_NN = np.eye(num_nodes, dtype=bool)
@@ -68,7 +99,14 @@ def torus(num_nodes: int) -> Topology:
 
 
 def star(num_nodes: int) -> Topology:
-    """Let node 0 send to everyone and everyone send back to node 0."""
+    """Let node 0 send to everyone and everyone send back to node 0.
+
+    Args:
+        num_nodes: n.
+
+    Returns:
+        A graph that is not doubly stochastic: push-sum weights differ between nodes.
+    """
     linked_NN = np.eye(_count(num_nodes), dtype=bool)
     linked_NN[0, :] = linked_NN[:, 0] = True
     return _even_shares(linked_NN, "star")
@@ -79,6 +117,17 @@ def random_digraph(num_nodes: int, edge_probability: float, seed: int) -> Topolo
 
     The cycle makes the graph strongly connected; the free links make the out-degrees uneven.
 
+    Args:
+        num_nodes: n.
+        edge_probability: from 0 to 1, for each ordered pair of nodes.
+        seed: public; equal seeds give equal graphs.
+
+    Returns:
+        A strongly connected digraph.
+
+    Raises:
+        TopologyError: a number is out of range.
+
     >>> random_digraph(6, 0.3, seed=1) == random_digraph(6, 0.3, seed=1)
     True
     """
@@ -88,6 +137,7 @@ def random_digraph(num_nodes: int, edge_probability: float, seed: int) -> Topolo
             f"graph.edge_probability = {edge_probability}: expected a number from 0 to 1"
         )
     generator = numpy_generator(seed, "random_digraph")
+    # Every ordered pair by itself, then the cycle on top of them.
     cycle = generator.permutation(num_nodes)
     linked_NN = generator.random((num_nodes, num_nodes)) < edge_probability
     linked_NN[np.roll(cycle, -1), cycle] = True
@@ -96,6 +146,17 @@ def random_digraph(num_nodes: int, edge_probability: float, seed: int) -> Topolo
 
 def from_edges(num_nodes: int, edges: Iterable[tuple[int, int]], name: str = "edges") -> Topology:
     """Link every (sender, receiver) pair; repeated pairs count once, self-loops are always there.
+
+    Args:
+        num_nodes: n; nodes are numbered from 0.
+        edges: (sender, receiver) pairs.
+        name: shown in tables and errors.
+
+    Returns:
+        The digraph, each sender's mass split evenly.
+
+    Raises:
+        TopologyError: an edge is out of range, or the graph is not strongly connected.
 
     >>> from_edges(3, [(0, 1), (1, 2), (2, 0), (2, 1)]).weights[:, 2].round(3).tolist()
     [0.333, 0.333, 0.333]
@@ -111,7 +172,19 @@ def from_edges_file(path: str | Path, num_nodes: int | None = None) -> Topology:
     """Read one "sender receiver" pair per line, split by spaces, tabs, commas or semicolons.
 
     Empty lines and text after # are skipped, and so is a heading such as "sender,receiver" in the
-    first line of data. Without `num_nodes` the largest number in the file decides."""
+    first line of data.
+
+    Args:
+        path: a text file in UTF-8.
+        num_nodes: n; None: one more than the largest number in the file.
+
+    Returns:
+        The digraph, each sender's mass split evenly.
+
+    Raises:
+        TopologyError: the file cannot be read, a line is no edge (named with its number), or the
+            graph is not strongly connected.
+    """
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -123,35 +196,42 @@ def from_edges_file(path: str | Path, num_nodes: int | None = None) -> Topology:
     heading_allowed = True
     for number, line in enumerate(lines, start=1):
         fields = [field for field in re.split(r"[\s,;]+", line.split("#", 1)[0]) if field]
-        if fields and not (
-            heading_allowed and not any(re.search(r"\d", field) for field in fields)
-        ):
-            edges.append(
-                _edge(tuple(fields), num_nodes, f"{path}, line {number}: {line.strip()!r}")
-            )
+        # Words without a digit in the first line of data are a heading.
+        is_heading = heading_allowed and not any(re.search(r"\d", field) for field in fields)
+        if fields and not is_heading:
+            where = f"{path}, line {number}: {line.strip()!r}"
+            edges.append(_edge(tuple(fields), num_nodes, where))
         heading_allowed = heading_allowed and not fields
     if num_nodes is None:
         if not edges:
             raise TopologyError(
-                f"graph.edges_file = {str(path)!r}: no edges in it; expected lines 'sender "
-                "receiver'"
+                f"graph.edges_file = {str(path)!r}: no edges in it; "
+                "expected lines 'sender receiver'"
             )
         num_nodes = 1 + max(max(edge) for edge in edges)
     return from_edges(num_nodes, edges, name=f"edges:{path.name}")
 
 
 def from_networkx(graph: Any) -> Topology:
-    """Take the links of a networkx graph; an undirected edge links both ways, edge weights are
-    ignored.
+    """Take the links of a networkx graph.
 
-    Nodes labelled 0 to n - 1 keep their numbers; any other labels are numbered in the graph's own
-    order.
+    Args:
+        graph: directed or not; an undirected edge links both ways, edge weights are ignored. Nodes
+            labelled 0 to n - 1 keep their numbers; any other labels are numbered in the graph's
+            own order.
+
+    Returns:
+        The digraph, each sender's mass split evenly.
+
+    Raises:
+        TopologyError: not a networkx graph, or not strongly connected.
 
     >>> from_networkx(nx.cycle_graph(4)) == undirected_ring(4)
     True
     """
     if not isinstance(graph, nx.Graph):
         raise TopologyError(f"graph: expected a networkx graph, got {type(graph).__name__}")
+    # Labels 0 to n - 1 are node numbers already, in whatever order networkx lists them.
     labels = list(graph.nodes)
     numbers = set(range(len(labels)))
     index = {
@@ -170,12 +250,21 @@ def metropolis_weights(topology: Topology) -> Topology:
     A pair is linked when either sends to the other; its weight is 1 / (1 + max(degree_i, degree_j))
     without self-loops in the degrees, and a node keeps the rest.
 
+    Args:
+        topology: any strongly connected graph; only its links count.
+
+    Returns:
+        Weights that D-PSGD and CHOCO-SGD ask for: no push-sum weight is needed.
+
     >>> metropolis_weights(directed_ring(4)).weights[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
     """
+    # Undirected links without self-loops, and their degrees.
     linked_NN = (topology.weights > 0) | (topology.weights.T > 0)
     np.fill_diagonal(linked_NN, False)
     degree_N = linked_NN.sum(axis=0)
+    # The larger degree of a pair bounds both shares: rows and columns sum to less than one, and the
+    # diagonal takes the rest.
     weights_NN = linked_NN / (1.0 + np.maximum(degree_N[:, None], degree_N[None, :]))
     np.fill_diagonal(weights_NN, 1.0 - weights_NN.sum(axis=0))
     return Topology(weights_NN, f"metropolis:{topology.name}")
@@ -196,6 +285,8 @@ def _even_shares(linked_NN: np.ndarray, name: str) -> Topology:
 
 
 def _count(num_nodes: int) -> int:
+    """Return the number of nodes as an int, or refuse it."""
+    # operator.index takes numpy integers, but neither floats nor text.
     try:
         count = operator.index(num_nodes)
     except TypeError:

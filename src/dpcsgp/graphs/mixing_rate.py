@@ -25,7 +25,8 @@ from scipy import sparse
 from scipy.optimize import minimize_scalar
 
 from dpcsgp.errors import UnstableError
-from dpcsgp.graphs.second_moments import EXPLICIT_NODES, blas_threads, stationary
+from dpcsgp.graphs.second_moments import EXPLICIT_NODES
+from dpcsgp.graphs.spectrum import blas_threads, stationary
 from dpcsgp.graphs.stability import GossipMoments, mixing_radius
 from dpcsgp.graphs.topology import Topology
 from dpcsgp.randomness import numpy_generator
@@ -42,23 +43,35 @@ _MAX_HALVINGS: Final = 40
 def best_mixing_rate(
     topology: Topology, compressor: Compressor, dim: int, *, isotropic_noise: bool = False
 ) -> float:
-    """Return the rate in (0, 1] with the smallest steady-state disagreement under unit noise per
-    round.
+    """Return the rate with the smallest steady-state disagreement under unit noise per round.
 
     Up to 64 nodes by search; beyond, the rule of thumb after checking that it is stable. Where no
-    second-moment law exists the answer is a cautious rate: see `cautious_mixing_rate`. Raises
-    UnstableError when no rate is stable."""
+    second-moment law exists the answer is a cautious rate: see `cautious_mixing_rate`.
+
+    Args:
+        topology: the graph.
+        compressor: gives gain and noise by `compressor.moments(dim)`.
+        dim: coordinates of the model.
+        isotropic_noise: equal Gaussian noise on all coordinates outweighs everything else; only
+            `sign` makes use of it.
+
+    Returns:
+        The mixing rate, in (0, 1].
+
+    Raises:
+        UnstableError: no rate is stable with this compressor.
+    """
     moments = compressor.moments(dim)
     if moments is None:
         return cautious_mixing_rate(compressor, dim, isotropic_noise=isotropic_noise)
+    # E|e - q|^2 = residue |e|^2: what a message leaves of a squared error, however small the rate.
     residue = (1.0 - moments.gain) ** 2 + moments.noise
-    if residue >= 1.0:  # what multiplies the squared error in every round, however small the rate
+    if residue >= 1.0:
         raise UnstableError(
             f"compression.spec = {compressor.spec!r}: no mixing rate is stable for {dim} "
-            "coordinates, because each"
-            f" message adds as much error as it removes, or more (it leaves {residue:.3g} of 1); "
-            "use more bits or one"
-            " scale per bucket, for example 'gsgd:8/512'"
+            "coordinates, because each message adds as much error as it removes, or more "
+            f"(it leaves {residue:.3g} of 1); use more bits or one scale per bucket, "
+            "for example 'gsgd:8/512'"
         )
     rate = _stable_start(topology, moments)
     return rate if topology.num_nodes > EXPLICIT_NODES else _search(topology, moments, rate)
@@ -67,21 +80,21 @@ def best_mixing_rate(
 def cautious_mixing_rate(
     compressor: Compressor, dim: int, *, isotropic_noise: bool = False
 ) -> float:
-    """Return c / (2 - c) for compressors without a second-moment law, c = 1 - omega^2 being what
-    they surely remove.
+    """Return c / (2 - c) with c = 1 - omega^2: for compressors without a second-moment law.
 
-    Tested, not proven: top:0.1, top:0.02, sign:64 and sign:512 stayed bounded in 64 of 64
-    simulations of 5,000 rounds (1,024 coordinates; a ring, an exponential graph, an irregular
-    digraph and a star of 10 to 12 nodes; no noise, equal noise, noise of very unequal size, a
-    heavy-tailed pull on every node). For sign the rate is so low that nodes hardly mix: buckets of
-    512 give 0.001.
+    c is the share of a squared error that a message surely removes. Tested, not proven: top:0.1,
+    top:0.02, sign:64 and sign:512 stayed bounded in 64 of 64 simulations of 5,000 rounds (1,024
+    coordinates; a ring, an exponential graph, an irregular digraph and a star of 10 to 12 nodes; no
+    noise, equal noise, noise of very unequal size, a heavy-tailed pull on every node). For sign the
+    rate is so low that nodes hardly mix: buckets of 512 give 0.001.
 
     `isotropic_noise` says that every round adds equal Gaussian noise to all coordinates and that
     this noise outweighs everything else. Then sign gets 0.15: with sign:512, 0.2 and 0.25 stayed
     bounded over 5,000 rounds on 15 graphs, and 0.15 over 20,000 rounds on rings of 30 and 64 nodes
     (0.3 failed on 30). It is not safe otherwise: a heavy-tailed pull of a tenth of the noise made
     it blow up on a ring of 10 nodes within 3,000 rounds. A rotated quantiser such as rot:1 sends as
-    few bits and has an exact law."""
+    few bits and has an exact law.
+    """
     if isotropic_noise and compressor.spec.startswith("sign"):
         return SIGN_RATE_UNDER_NOISE
     removed = max(1.0 - compressor.omega_squared(dim), 1.0 / dim)
@@ -89,6 +102,7 @@ def cautious_mixing_rate(
 
 
 def _rule(moments: Moments) -> float:
+    """Return the rule of thumb of the module docstring."""
     removed = 1.0 - (1.0 - moments.gain) ** 2 - moments.noise
     return min(removed / (2.0 - removed), moments.gain / (2.0 - moments.gain), 1.0)
 
@@ -109,25 +123,41 @@ def _search(topology: Topology, moments: Moments, start: float) -> float:
     """Minimise the disagreement over log(rate) between a quarter of `start` and 1."""
 
     def cost(log_rate: float) -> float:
-        value = GossipMoments(
-            topology, moments.gain, moments.noise, math.exp(log_rate)
-        ).disagreement
+        gossip = GossipMoments(topology, moments.gain, moments.noise, math.exp(log_rate))
+        value = gossip.disagreement
+        # Finite ends for the optimiser: about the logarithms of the extreme float64 numbers.
         return math.log(value) if 0.0 < value < math.inf else (700.0 if value > 0.0 else -700.0)
 
-    # Around the start the cost is finite, so a bracket in which everything else is infinite still
-    # closes on it.
+    # The cost is finite around the start, so the bracket closes on it even if all else diverges.
     upper = min(0.0, math.log(start) + math.log(4.0))
     found = minimize_scalar(
         cost, bounds=(math.log(start / 4.0), upper), method="bounded", options={"xatol": 0.01}
     )
     best = min((found.x, math.log(start), upper), key=cost)
+    # The paper's rate 1 where it costs less than a thousandth more.
     return 1.0 if cost(0.0) <= cost(best) + 1e-3 else math.exp(best)
 
 
 @final
 @dataclass(frozen=True)
 class StabilityReport:
-    """Say how compressed gossip behaves at a mixing rate, at rate 1 and at the advised rate."""
+    """Say how compressed gossip behaves at a mixing rate, at rate 1 and at the advised rate.
+
+    Attributes:
+        graph: name of the topology.
+        num_nodes: number of nodes.
+        compressor: its spec.
+        dim: coordinates of the model.
+        mixing_rate: the rate that was examined.
+        radius: factor of the disagreement per round at that rate; below 1 it shrinks.
+        radius_at_one: the same at rate 1, the paper's.
+        advised_rate: what `best_mixing_rate` returns; nan when no rate is stable.
+        advised_radius: radius at the advised rate.
+        rounds_to_halve: rounds after which the disagreement is half.
+        advised_rounds_to_halve: the same at the advised rate.
+        verdict: "stable", "heavy-tailed", "divergent" or "no law"; see `classify`.
+        explanation: the verdict as one or two sentences.
+    """
 
     graph: str
     num_nodes: int
@@ -136,7 +166,7 @@ class StabilityReport:
     mixing_rate: float
     radius: float
     radius_at_one: float
-    advised_rate: float  # nan when no rate is stable
+    advised_rate: float
     advised_radius: float
     rounds_to_halve: float
     advised_rounds_to_halve: float
@@ -145,8 +175,8 @@ class StabilityReport:
 
     @property
     def healthy(self) -> bool:
-        """Tell whether a run may start: the mean square decays, or a cautious rate is kept where no
-        law exists."""
+        """Tell whether a run may start."""
+        # The mean square decays, or the cautious rate is kept where no law exists.
         return self.verdict == "stable" or (
             self.verdict == "no law" and self.mixing_rate <= self.advised_rate
         )
@@ -155,11 +185,22 @@ class StabilityReport:
 def stability_report(
     topology: Topology, compressor: Compressor, dim: int, mixing_rate: float | None = None
 ) -> StabilityReport:
-    """Examine one setting; without `mixing_rate` examine the advised one."""
+    """Examine one setting of graph, compressor and mixing rate.
+
+    Args:
+        topology: the graph.
+        compressor: the compressor of the messages.
+        dim: coordinates of the model.
+        mixing_rate: the rate to examine, above 0; None: the advised one.
+
+    Returns:
+        The report; it never raises UnstableError, its verdict says so instead.
+    """
     try:
         advised = best_mixing_rate(topology, compressor, dim)
     except UnstableError:
         advised = math.nan
+    # Where no rate is stable there is nothing to advise: examine the paper's rate 1.
     rate = mixing_rate if mixing_rate is not None else (1.0 if math.isnan(advised) else advised)
     radii = {
         r: math.nan if math.isnan(r) else mixing_radius(topology, compressor, r, dim)
@@ -186,11 +227,11 @@ def stability_report(
 def require_stable(
     topology: Topology, compressor: Compressor, mixing_rate: float, dim: int
 ) -> None:
-    """Raise UnstableError with the radius, the reason and the rate that would work, unless the mean
-    square decays.
+    """Raise UnstableError unless the mean square decays; it names radius, reason and remedy.
 
     Compressors without a second-moment law pass: nothing can be said beforehand, watch the residual
-    during the run."""
+    during the run.
+    """
     moments = compressor.moments(dim)
     if (
         moments is None
@@ -204,8 +245,7 @@ def require_stable(
 
 
 def rounds_to_halve(radius: float) -> float:
-    """Return after how many rounds the root mean square disagreement is half: log 2 / -log radius,
-    at least 1."""
+    """Return the rounds that halve the disagreement: log 2 / -log radius, at least 1."""
     if math.isnan(radius):
         return math.nan
     if radius >= 1.0:
@@ -214,12 +254,12 @@ def rounds_to_halve(radius: float) -> float:
 
 
 def classify(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> Verdict:
-    """Name the behaviour: stable, heavy-tailed (mean square grows, single paths decay), divergent,
-    or no law.
+    """Name the behaviour: stable, heavy-tailed, divergent, or no law.
 
-    Only random masks can be heavy-tailed: their noise multiplies each coordinate by itself. The
-    noise of quantisers follows the norm of many coordinates, so that the mean square is what every
-    path does."""
+    Heavy-tailed: the mean square grows although single paths decay. Only random masks can be so:
+    their noise multiplies each coordinate by itself. The noise of quantisers follows the norm of
+    many coordinates, so that the mean square is what every path does.
+    """
     moments = compressor.moments(dim)
     if moments is None:
         return "no law"
@@ -227,6 +267,7 @@ def classify(topology: Topology, compressor: Compressor, mixing_rate: float, dim
     if gossip.is_stable:
         return "stable"
     if compressor.spec.startswith("rand") and gossip.linear_radius < 1.0:
+        # The top Lyapunov exponent, negative by two standard errors.
         growth, error = typical_growth(topology, moments.gain, mixing_rate)
         if growth + 2.0 * error < 0.0:
             return "heavy-tailed"
@@ -236,30 +277,33 @@ def classify(topology: Topology, compressor: Compressor, mixing_rate: float, dim
 def typical_growth(
     topology: Topology, share: float, mixing_rate: float, rounds: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the mean log growth per round along single paths under random masks, and its standard
-    error.
+    """Return the mean log growth per round of single paths under random masks, and its error.
 
-    Simulates up to 256 coordinates, each scaled back to norm one as it goes; the first fifth of the
-    rounds is left out."""
+    That is the top Lyapunov exponent and its standard error, simulated on up to 256 coordinates,
+    each scaled back to norm one as it goes; the first fifth of the rounds is left out.
+    """
     num_nodes = topology.num_nodes
     coordinates = int(np.clip(40_000 // num_nodes, 16, 256))
     generator = numpy_generator(seed, "typical_growth")
     weights = (
         sparse.csr_matrix(topology.weights) if num_nodes > EXPLICIT_NODES else topology.weights
     )
+    # Start with zero sum: the shared part neither grows nor decays.
     x_NC = generator.standard_normal((num_nodes, coordinates))
     x_NC -= stationary(topology)[:, None] * x_NC.sum(axis=0)
     public_NC = np.zeros_like(x_NC)
     log_growth_C = np.zeros(coordinates)
     with blas_threads(num_nodes):
-        for step in range(rounds):
+        for round_ in range(rounds):
+            # One exchange: a random share of x - x_hat arrives, then gossip on the public copies.
             kept_NC = generator.random(x_NC.shape, dtype=np.float32) < share
             public_NC += kept_NC * (x_NC - public_NC)
             x_NC += mixing_rate * (weights @ public_NC - public_NC)
+            # Growth of the pair (x, x_hat), then back to norm one; never divide by zero.
             norm_C = np.sqrt((x_NC**2).sum(axis=0) + (public_NC**2).sum(axis=0)) + 1e-300
             x_NC /= norm_C
             public_NC /= norm_C
-            if step >= rounds // 5:
+            if round_ >= rounds // 5:
                 log_growth_C += np.log(norm_C)
     growth_C = log_growth_C / (rounds - rounds // 5)
     return float(growth_C.mean()), float(growth_C.std(ddof=1) / math.sqrt(coordinates))
@@ -273,20 +317,24 @@ def _explain(verdict: Verdict, spec: str, rate: float, radius: float, advised: f
         else f"Use mixing_rate = {advised:.3g} or 'auto'."
     )
     if verdict == "stable":
-        return f"Gossip with {spec} contracts at mixing rate {rate:.3g}: the disagreement shrinks by {radius:.4f} a round."
+        return (
+            f"Gossip with {spec} contracts at mixing rate {rate:.3g}: "
+            f"the disagreement shrinks by {radius:.4f} a round."
+        )
     if verdict == "no law":
         place = "within" if rate <= advised else "above"
         return (
             f"The error of {spec} depends on the shape of the vector, so no radius exists; "
-            f"mixing rate {rate:.3g} is"
-            f" {place} the cautious rate {advised:.3g}. Watch the residual during the run, or "
-            "use a rotated quantiser"
-            " such as rot:1, whose behaviour is known beforehand."
+            f"mixing rate {rate:.3g} is {place} the cautious rate {advised:.3g}. "
+            "Watch the residual during the run, or use a rotated quantiser such as rot:1, "
+            "whose behaviour is known beforehand."
         )
     if verdict == "heavy-tailed":
         return (
             f"The mean square grows by {radius:.4f} a round with {spec} at mixing rate "
-            f"{rate:.3g} although typical paths"
-            f" decay: rare coordinates blow up. {remedy}"
+            f"{rate:.3g} although typical paths decay: rare coordinates blow up. {remedy}"
         )
-    return f"Gossip with {spec} diverges at mixing rate {rate:.3g}: the disagreement grows by {radius:.4f} a round. {remedy}"
+    return (
+        f"Gossip with {spec} diverges at mixing rate {rate:.3g}: "
+        f"the disagreement grows by {radius:.4f} a round. {remedy}"
+    )

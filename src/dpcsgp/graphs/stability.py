@@ -1,13 +1,11 @@
-"""Tell before a run whether compressed gossip contracts, how fast, and how far apart noise keeps
-the nodes.
+"""Tell before a run whether compressed gossip contracts, how fast, and how far apart nodes stay.
 
 Gossip with error feedback and mixing rate 1 can diverge: what the compressor leaves out comes back
 through the network amplified. In one coordinate this is a linear system with multiplicative noise
-(see `responses`), so its mean square is known exactly. With K(level) = noise * energy of the
+(see `second_moments`), so its mean square is known exactly. With K(level) = noise * energy of the
 responses from compression noise to later errors,
 
-    radius^2 = the level at which the spectral radius of K is 1, or the squared decay without noise
-    if that is larger,
+    radius^2 = max(level at which the spectral radius of K is 1, squared decay without noise),
 
 and the mean square decays if and only if radius < 1. x is restricted to zero sum (its sum never
 changes), x_hat is not. This is the square root of the spectral radius of the operator P -> M P M^T
@@ -39,26 +37,22 @@ from dpcsgp.graphs.second_moments import (
     Recursion,
     Response,
     WholeValueRecursion,
-    blas_threads,
-    eigenvalues,
     modal_energies,
-    stationary,
     stepped_energies,
 )
+from dpcsgp.graphs.spectrum import blas_threads, eigenvalues, stationary
 from dpcsgp.graphs.topology import Topology
 
 if TYPE_CHECKING:
     from dpcsgp.compression.base import Compressor
 
 _DENSE_EIGENVALUE_NODES: Final = 200
-_EXACT_NODES: Final = (
-    150  # on larger graphs walking the recursion is faster than sums over eigenvectors
-)
+# On larger graphs walking the recursion is faster than sums over eigenvectors.
+_EXACT_NODES: Final = 150
 _POWER_STEPS: Final = 30
 _DUST: Final = 1e-7  # a radius that rounding alone can make
 
-# A judgement: nodes that differ by more than a tenth of what they have learned hardly share a
-# model.
+# A judgement: nodes that differ by more than a tenth of what they learned hardly share a model.
 LARGEST_SPREAD: Final = 0.1
 BlockOrder = Literal["round-robin", "random"]
 
@@ -66,11 +60,21 @@ BlockOrder = Literal["round-robin", "random"]
 def mixing_radius(
     topology: Topology, compressor: Compressor, mixing_rate: float, dim: int
 ) -> float:
-    """Return the factor per round by which the root mean square disagreement shrinks (< 1) or grows
-    (> 1).
+    """Return the factor per round of the root mean square disagreement: below 1 it shrinks.
 
-    nan where the compressor has no second-moment law (top-k, sign). Six digits up to 150 nodes,
-    three beyond."""
+    Args:
+        topology: the graph; A = `topology.weights`.
+        compressor: gives gain and noise by `compressor.moments(dim)`.
+        mixing_rate: step of gossip towards the average, above 0.
+        dim: coordinates of the model.
+
+    Returns:
+        The radius per round (no unit), six digits up to 150 nodes, three beyond; nan where the
+        compressor has no second-moment law (top-k, sign).
+
+    Raises:
+        ConfigError: the mixing rate is not a finite number above 0.
+    """
     moments = compressor.moments(dim)
     if moments is None:
         return float("nan")
@@ -80,12 +84,21 @@ def mixing_radius(
 def steady_state_disagreement(
     topology: Topology, compressor: Compressor, mixing_rate: float, dim: int
 ) -> float:
-    """Return the mean over nodes of E (z_i - z_bar)^2 per coordinate when every x_i gets unit noise
-    in every round.
+    """Return the mean over nodes of E (z_i - z_bar)^2 under unit noise per round.
 
     z_i = x_i / (n phi_i) is the de-biased model with settled push-sum weights, z_bar = sum x / n,
-    both taken after the exchange and before the next noise. inf when the mean square grows, nan
-    where no second-moment law exists."""
+    both taken after the exchange and before the next noise.
+
+    Args:
+        topology: the graph.
+        compressor: gives gain and noise by `compressor.moments(dim)`.
+        mixing_rate: step of gossip towards the average, above 0.
+        dim: coordinates of the model.
+
+    Returns:
+        The mean square per coordinate, in units of the variance that each round adds to every
+        x_i; inf when the mean square grows, nan where no second-moment law exists.
+    """
     moments = compressor.moments(dim)
     if moments is None:
         return float("nan")
@@ -99,16 +112,18 @@ def block_radius(
     dim: int,
     order: BlockOrder = "round-robin",
 ) -> float:
-    """Return the factor per round of gossip on one of `num_blocks` blocks, r being that of one
-    exchange of a block.
+    """Return the factor per round of gossip on one of K = `num_blocks` blocks.
 
-    In turn: r^(1 / K). Drawn at random: sqrt(1 - 1 / K + r^2 / K). For exact blocks r =
-    |lambda_2(A)|, below 1 on every strongly connected graph; for quantised ones that of the second
-    moments. nan where the compressor has no law."""
+    With r the factor of one exchange of a block: in turn r^(1 / K), drawn at random
+    sqrt(1 - 1 / K + r^2 / K). For exact blocks r = |lambda_2(A)|, below 1 on every strongly
+    connected graph; for quantised ones that of the second moments. nan where the compressor has no
+    law.
+    """
     gossip = _block_moments(topology, compressor, num_blocks, dim)
     if gossip is None:
         return float("nan")
-    factor = gossip.radius if gossip.radius > _DUST else 0.0  # a root would make much of it
+    # The K-th root would turn rounding into a slow decay: 1e-9^(1/10) is 0.13.
+    factor = gossip.radius if gossip.radius > _DUST else 0.0
     if order == "random":
         return float(np.sqrt(1.0 - (1.0 - factor**2) / num_blocks))
     return factor ** (1.0 / num_blocks)
@@ -121,30 +136,30 @@ def block_disagreement(
     dim: int,
     order: BlockOrder = "round-robin",
 ) -> float:
-    """Return the steady-state disagreement of block gossip under unit noise per round, mean over
-    rounds.
+    """Return the steady-state disagreement of block gossip under unit noise, mean over rounds.
 
     A block gathers K rounds of noise between its exchanges: K times the disagreement just after
     one, and on average (K - 1) / 2 rounds of unmixed noise, K - 1 if blocks are drawn at random.
-    What a quantiser adds for the value that all nodes share is `block_spread`."""
+    What a quantiser adds for the value that all nodes share is `block_spread`.
+    """
     gossip = _block_moments(topology, compressor, num_blocks, dim)
     if gossip is None:
         return float("nan")
-    scale_N = topology.num_nodes * stationary(topology)
-    unmixed = (
-        float(np.mean((1.0 / scale_N - 2.0 / topology.num_nodes) / scale_N))
-        + 1.0 / topology.num_nodes
-    )
+    # Fresh unit noise, not mixed yet: mean over i of E (w_i / (n phi_i) - sum w / n)^2, that is
+    # 1 / (n phi_i)^2 - 2 / (n^2 phi_i) + 1 / n.
+    num_nodes = topology.num_nodes
+    scale_N = num_nodes * stationary(topology)
+    unmixed = float(np.mean((1.0 / scale_N - 2.0 / num_nodes) / scale_N)) + 1.0 / num_nodes
     waiting = num_blocks - 1 if order == "random" else (num_blocks - 1) / 2
     return num_blocks * gossip.disagreement + waiting * unmixed
 
 
 def block_spread(topology: Topology, compressor: Compressor, num_blocks: int, dim: int) -> float:
-    """Return how far apart quantised blocks keep the nodes for ever, as a share of the displacement
-    that they share.
+    """Return how far apart quantised blocks keep the nodes, as a share of the common displacement.
 
-    The quantiser sees whole values, so its error follows their size and does not fade; zero for
-    exact blocks."""
+    The quantiser sees full values, not differences, so its error follows their size and does not
+    fade; zero for exact blocks.
+    """
     gossip = _block_moments(topology, compressor, num_blocks, dim)
     return gossip.persistent_spread if gossip else float("nan")
 
@@ -152,8 +167,7 @@ def block_spread(topology: Topology, compressor: Compressor, num_blocks: int, di
 def _block_moments(
     topology: Topology, compressor: Compressor, num_blocks: int, dim: int
 ) -> GossipMoments | None:
-    """Return the mean-square law of one exchange of a block, or None where the compressor has
-    none."""
+    """Return the mean-square law of one exchange of a block; None: the compressor has none."""
     if not 1 <= num_blocks <= dim:
         raise ConfigError(
             f"algorithm.num_blocks = {num_blocks}: expected from 1 to {dim}, the number of "
@@ -180,7 +194,8 @@ class GossipMoments:
     """Answer mean-square questions about one graph, one compressor law and one mixing rate.
 
     `whole_values` stands for block gossip: the compressor sees x itself and not the difference to a
-    public copy."""
+    public copy.
+    """
 
     topology: Topology
     gain: float
@@ -201,8 +216,9 @@ class GossipMoments:
 
     @cached_property
     def is_stable(self) -> bool:
-        """Tell whether the mean square decays."""
+        """Tell whether the mean square decays: the mean does, and K(1) is a contraction."""
         with blas_threads(self.topology.num_nodes):
+            # Where a rate is safe on every graph, the eigenvalues need not be computed.
             safe = self._recursion.surely_contracts
             return (safe or self.linear_radius < 1.0) and self._loop_gain(1.0) < 1.0
 
@@ -216,29 +232,36 @@ class GossipMoments:
 
     @cached_property
     def disagreement(self) -> float:
-        """Return the stationary mean square of z_i - z_bar under unit noise per round, inf if there
-        is none."""
+        """Return the stationary mean square of z_i - z_bar under unit noise, inf if there is none.
+
+        With v the second moments of the errors and D their energy under the drive,
+        v = D 1 + K v; the private vectors gather the drive and the compression noise it causes.
+        """
         if not self.is_stable:
             return float("inf")
         rule, ones_N = self._recursion, np.ones(self.topology.num_nodes)
         with blas_threads(self.topology.num_nodes):
+            # What the drive does to x by itself.
             private_N = self._slow_energy(rule.drive_to_private) @ ones_N
             if self.noise > 0.0:
+                # The loop: errors make compression noise, which makes errors. Solve for v.
                 source_N = self._energy(rule.drive_to_error) @ ones_N
                 loop_NN = self.noise * self._energy(rule.noise_to_error)
                 error_N = np.linalg.solve(np.eye(len(ones_N)) - loop_NN, source_N)
+                # Compression noise of variance noise * v_j at node j moves x too.
                 private_N = private_N + self.noise * (
                     self._slow_energy(rule.noise_to_private) @ error_N
                 )
+            # From x to the de-biased z = x / (n phi).
             scale_N = self.topology.num_nodes * stationary(self.topology)
             return float(np.mean(private_N / scale_N**2))
 
     @cached_property
     def persistent_spread(self) -> float:
-        """Return the root mean square of z_i - z_bar that a quantiser of whole values keeps up for
-        z_bar = 1.
+        """Return the root mean square of z_i - z_bar that a quantiser of x keeps up for z_bar = 1.
 
-        The second moments v of what it sees obey v = (n phi)^2 + K v.
+        The second moments v of what it sees obey v = (n phi)^2 + K v: the shared value n phi_i of
+        node i, and what its own noise leaves behind.
         """
         if not self.whole_values or self.noise == 0.0:
             return 0.0
@@ -271,14 +294,15 @@ class GossipMoments:
         )
 
     def _energy(self, response: Response, level: float = 1.0) -> np.ndarray:
-        """Return the (N, N) energy of a response that ends in the errors, where slow modes hardly
-        count."""
+        """Return the (N, N) energy of a response in the errors, where slow modes hardly count."""
         modal = modal_energies(self.topology) if self._closed_form else None
         return (modal or stepped_energies(self.topology, 1e-5)).of(response, self._recursion, level)
 
     def _slow_energy(self, response: Response, level: float = 1.0) -> Any:
-        """Return an energy in which slow modes count, by eigenvectors if possible; only `energy @
-        vector` is promised."""
+        """Return an energy in which slow modes count, by eigenvectors if possible.
+
+        Only `energy @ vector` is promised.
+        """
         modal = modal_energies(self.topology)
         return (modal or stepped_energies(self.topology, 1e-9)).of(response, self._recursion, level)
 
@@ -289,9 +313,11 @@ class GossipMoments:
         return self.noise * _perron_root(self._energy(self._recursion.noise_to_error, level))
 
     def _noisy_radius(self) -> float:
-        """Find the level at which the spectral radius of K is 1, above the pole of K at the decay
-        without noise."""
+        """Return the square root of the level at which the spectral radius of K is 1."""
+        # Two lower bounds on that level: K has a pole at the squared decay without noise, and the
+        # first term of its series alone gives noise / level * p_1^2.
         floor = max(self.linear_radius**2, self.noise * _perron_root(self._first_noise_to_error**2))
+        # Sums over eigenvectors deserve a tight root; a walk, good to 1e-5, does not.
         num_nodes = self.topology.num_nodes
         exact = num_nodes <= _EXACT_NODES and (
             num_nodes <= EXPLICIT_NODES or modal_energies(self.topology) is not None
@@ -305,8 +331,7 @@ class GossipMoments:
 
     @property
     def _first_noise_to_error(self) -> np.ndarray:
-        """Return the first response p_1(A - I): K(level) >= noise / level times its entrywise
-        square."""
+        """Return the first response p_1(A - I) of the noise in the errors."""
         identity_NN = np.eye(self.topology.num_nodes)
         constant, slope = self._recursion.noise_to_error.first
         return constant * identity_NN + slope * (self.topology.weights - identity_NN)
@@ -315,14 +340,18 @@ class GossipMoments:
 def _level_of_unit_gain(gain: Callable[[float], float], floor: float, tolerance: float) -> float:
     """Return the level above `floor` at which a falling gain is 1.
 
-    1 / gain is 0 at the pole and nearly straight above it, so secants meet 1 in a few steps. level
-    * gain falls too, which bounds the answer from above. Where the pole is so weak that no secant
-    finds it, the bracket closes on it."""
+    1 / gain is 0 at the pole and nearly straight above it, so secants meet 1 in a few steps.
+    level * gain falls too, which bounds the answer from above. Where the pole is so weak that no
+    secant finds it, the bracket closes on it.
+    """
+    # The first secant starts at the pole, where 1 / gain - 1 = -1.
     low, high, level, last = floor, np.inf, 1.0 if floor < 1.0 else 1.02 * floor, (floor, -1.0)
     for _ in range(100):
         found = gain(level)
         value = 1.0 / found - 1.0
+        # Narrow the bracket: the root lies below level, or between level and level * gain.
         low, high = (low, level) if value >= 0.0 else (level, min(high, level * found))
+        # A secant step; outside of the bracket, a step into its lower part, near the pole.
         slope = (value - last[1]) / (level - last[0])
         guess = level - value / slope if slope > 0.0 else low
         if not low < guess < high:
@@ -334,17 +363,18 @@ def _level_of_unit_gain(gain: Callable[[float], float], floor: float, tolerance:
 
 
 def _perron_root(matrix: Any) -> float:
-    """Return the largest eigenvalue of a non-negative matrix or operator (real, by Perron and
-    Frobenius)."""
+    """Return the largest eigenvalue of a non-negative matrix or operator (Perron-Frobenius)."""
     num_nodes = matrix.shape[0]
     if isinstance(matrix, np.ndarray) and num_nodes <= _DENSE_EIGENVALUE_NODES:
         return float(np.abs(np.linalg.eigvals(matrix)).max())
+    # Power iteration; the root lies between the smallest and the largest ratio (Collatz-Wielandt).
     vector_N = np.ones(num_nodes)
     for _ in range(_POWER_STEPS):
         image_N = np.maximum(matrix @ vector_N, 1e-300)
-        ratio_N = image_N / vector_N  # the root lies between its smallest and its largest entry
+        ratio_N = image_N / vector_N
         if ratio_N.max() - ratio_N.min() <= 1e-6 * ratio_N.max():
             return float(ratio_N.mean())
         vector_N = image_N / image_N.mean()
+    # A small gap: Arnoldi, from where the power iteration has come to.
     found = eigs(matrix, k=1, which="LR", v0=vector_N, return_eigenvectors=False)
     return float(np.max(np.real(np.asarray(found))))

@@ -26,11 +26,19 @@ _SUM_TOLERANCE: Final = 1e-8
 @final
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """Hold a strongly connected digraph: `weights` (N, N), columns sum to one, every node keeps a
-    share of its own.
+    """Hold a strongly connected digraph with column-stochastic weights.
 
     The weights are copied, checked and made read-only. Two topologies are equal when their weights
     are.
+
+    Args:
+        weights: (N, N); `weights[i, j]` is the share of sender j's mass that receiver i takes.
+            Columns sum to one, and every node keeps a share of its own.
+        name: shown in tables and errors.
+
+    Raises:
+        TopologyError: the matrix is not square, not column-stochastic, has a zero on its diagonal,
+            or the graph is not strongly connected.
 
     >>> pair = Topology(np.array([[0.5, 0.5], [0.5, 0.5]]))
     >>> pair.senders_to(0), pair.edges, pair.is_doubly_stochastic
@@ -53,16 +61,17 @@ class Topology:
         return self.weights.shape[0]
 
     def senders_to(self, node: int) -> tuple[int, ...]:
-        """Return the nodes whose messages reach `node`, itself included, in rising order."""
+        """Return the nodes whose messages reach `node`, itself included, in ascending order."""
         return _row(self._links, self._checked(node))
 
     def receivers_from(self, node: int) -> tuple[int, ...]:
-        """Return the nodes that hear `node`, itself included, in rising order."""
+        """Return the nodes that hear `node`, itself included, in ascending order."""
         return _row(self._links_reversed, self._checked(node))
 
     @property
     def edges(self) -> list[tuple[int, int]]:
-        """Return all (sender, receiver) pairs without self-loops, in rising order."""
+        """Return all (sender, receiver) pairs without self-loops, in ascending order."""
+        # Transposed, so that the rows are senders and the pairs come sorted by sender.
         sender, receiver = np.nonzero(self.weights.T)
         keep = sender != receiver
         return list(zip(sender[keep].tolist(), receiver[keep].tolist(), strict=True))
@@ -75,12 +84,14 @@ class Topology:
     @cached_property
     def fingerprint(self) -> str:
         """Return a hex digest of the weights, for nodes to compare before they start."""
+        # Little-endian float64 bits: processes on different machines compare exact weights.
         digest = hashlib.blake2b(
             self.num_nodes.to_bytes(8, "little"), digest_size=16, person=b"dpcsgp graph"
         )
         digest.update(self.weights.astype("<f8").tobytes())
         return digest.hexdigest()
 
+    # Compressed rows: the senders of a node, and reversed its receivers, without a scan of N.
     @cached_property
     def _links(self) -> sparse.csr_matrix:
         return sparse.csr_matrix(self.weights)
@@ -128,8 +139,7 @@ def _as_square(weights: Any) -> np.ndarray:
 
 
 def _check_entries(weights_NN: np.ndarray) -> None:
-    """Refuse weights that are not finite, negative, missing on the diagonal, or in columns that do
-    not sum to one."""
+    """Refuse weights that are not finite shares of mass, or columns that do not sum to one."""
     for bad_NN, problem in (
         (~np.isfinite(weights_NN), "must be a finite number"),
         (weights_NN < 0, "must not be negative"),
@@ -145,9 +155,10 @@ def _check_entries(weights_NN: np.ndarray) -> None:
     if abs(sums_N[sender] - 1.0) > _SUM_TOLERANCE:
         raise TopologyError(
             f"graph.weights: column {sender} sums to {sums_N[sender]:.9g}, expected 1; divide "
-            f"what node {sender} sends"
-            f" by its total (column j holds the shares of sender j, row i those of receiver i)"
+            f"what node {sender} sends by its total "
+            "(column j holds the shares of sender j, row i those of receiver i)"
         )
+    # A self-loop at every node makes the chain aperiodic: push-sum then converges.
     if (np.diagonal(weights_NN) == 0).any():
         node = int(np.argmin(np.diagonal(weights_NN)))
         raise TopologyError(
@@ -157,6 +168,7 @@ def _check_entries(weights_NN: np.ndarray) -> None:
 
 def _check_strongly_connected(weights_NN: np.ndarray) -> None:
     """Refuse a graph in which some node cannot be reached, and name it."""
+    # Strongly connected: node 0 reaches all nodes along the edges, and all nodes reach node 0.
     receivers_of = sparse.csr_matrix(weights_NN.T > 0)
     reached = csgraph.breadth_first_order(receivers_of, 0, directed=True, return_predecessors=False)
     reaching = csgraph.breadth_first_order(

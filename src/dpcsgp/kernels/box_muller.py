@@ -1,15 +1,17 @@
-"""Pairs of normal numbers from random words, rounded to whole numbers: the inner loop of the noise,
-compiled.
+"""Pairs of rounded normal numbers from random words (Box-Muller): the inner loop of the noise.
 
-    u = (low 53 bits of the first word + 1/2) / 2^53, a double        radius = scale sqrt(-2 log u)
-    angle = (second word, signed) pi / 2^63                 values = round(radius cos(angle)), round(radius sin(angle))
+    u      = (low 53 bits of the first word + 1/2) / 2^53, a double
+    radius = scale sqrt(-2 log u)
+    angle  = (second word, signed) pi / 2^63
+    values = round(radius cos(angle)), round(radius sin(angle))
 
 The loop has no branch and calls no function, so that the compiler turns it into vector
 instructions. Logarithm, cosine and sine are written out below; each is within a few units of
 rounding of the true value (`tests/privacy/test_noise.py` compares them with numpy's). All
 arithmetic is in double precision and in the order written, whatever the machine.
 
-Legend: P pairs of values.
+Legend: P pairs of values. Reference: G. Box and M. Muller, A note on the generation of random
+normal deviates, Ann. Math. Stat. 29(2), 1958.
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ _SIGNATURES: Final = [
 
 @inlined
 def _log(u: float) -> float:
-    """Return the natural logarithm of a positive number: exponent log 2 + 2 artanh((m - 1) / (m +
-    1)), m near 1."""
+    """Return the natural logarithm of a positive number."""
+    # u = 2^exponent m with m in [sqrt(1/2), sqrt(2)): subtracting the bits of sqrt(1/2) before the
+    # shift puts the cut there, so that m is near 1 and nothing cancels for u near 1.
     bits = np.float64(u).view(np.int64)
     exponent = (bits - _SQRT_HALF_BITS) >> 52
     m = np.int64(bits - (exponent << 52)).view(np.float64)
+    # log m = 2 artanh(f) = 2 (f + f^3 / 3 + f^5 / 5 + ...), f = (m - 1) / (m + 1), |f| < 0.172: the
+    # terms up to f^19 suffice. The large part 2 f is added last.
     f = (m - 1.0) / (m + 1.0)
     g = f * f
     series = 2 / 13 + g * (2 / 15 + g * (2 / 17 + g * (2 / 19)))
@@ -51,6 +56,7 @@ def _log(u: float) -> float:
 @inlined
 def _sine(t: float, z: float) -> float:
     """Return sin t for |t| <= pi / 4, z = t^2."""
+    # Taylor series up to t^15; t itself is added last.
     series = -1 / 5040 + z * (
         1 / 362880 + z * (-1 / 39916800 + z * (1 / 6227020800 + z * (-1 / 1307674368000)))
     )
@@ -60,6 +66,7 @@ def _sine(t: float, z: float) -> float:
 @inlined
 def _cosine(z: float) -> float:
     """Return cos t for |t| <= pi / 4, z = t^2."""
+    # Taylor series up to t^16.
     series = -1 / 3628800 + z * (1 / 479001600 + z * (-1 / 87178291200 + z * (1 / 20922789888000)))
     return 1.0 - z * (1 / 2 - z * (1 / 24 + z * (-1 / 720 + z * (1 / 40320 + z * series))))
 
@@ -73,28 +80,29 @@ def add_pairs(
     first_P: np.ndarray,
     second_P: np.ndarray,
 ) -> None:
-    """Make sums `grid * (round(sum / grid) + round(scale * gauss))` in place: cosines for the
-    first, sines for the second.
+    """Make sums `grid * (round(sum / grid) + round(scale * gauss))` in place.
 
-    As many pairs as there are second sums.
+    The first sums get the cosines, the second ones the sines; as many pairs as there are second
+    sums.
     """
     inverse = 1.0 / grid
     for i in range(second_P.size):
+        # At the midpoints of 2^53 cells u is never 0, so the logarithm is finite.
         u = (float(radius_words_P[i] & _LOW_53_BITS) + 0.5) * _ULP
         radius = scale * math.sqrt(-2.0 * _log(u))
-        # The nearest multiple of a quarter turn is taken off in whole numbers: exact, and what is
-        # left is small.
+        # The nearest multiple of a quarter turn is taken off in integers: exact, and |t| <= pi / 4.
         word = angle_words_P[i]
         quarters = (word + _EIGHTH_TURN) >> 62
         t = float(word - (quarters << 62)) * _RADIANS
         z = t * t
         sine, cosine = _sine(t, z), _cosine(z)
+        # Turn back by that many quarters: odd ones swap sine and cosine, then the signs.
         swapped = (quarters & 1) != 0
         x = sine if swapped else cosine
         y = cosine if swapped else sine
         x = -x if ((quarters + 1) & 2) != 0 else x
         y = -y if (quarters & 2) != 0 else y
-        # Plus zero: two negative zeros would make a third, which a sum of positive zeros never does
-        # and so would reveal.
+        # Plus zero: two negative zeros add up to a third, which a positive zero in the sum never
+        # gives, and that would reveal its sign.
         first_P[i] = grid * (np.rint(float(first_P[i]) * inverse) + np.rint(radius * x) + 0.0)
         second_P[i] = grid * (np.rint(float(second_P[i]) * inverse) + np.rint(radius * y) + 0.0)

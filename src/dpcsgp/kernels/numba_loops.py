@@ -4,7 +4,8 @@ A loop is compiled when its module is first imported (a second or so) and kept o
 module or in the user's cache folder, where later processes find it. Compiled loops let other
 threads run, follow the order of arithmetic as written (no fast-math: the same bits on every
 machine) unless they say `any_order`, and do not check divisors, which would keep them from becoming
-vector instructions."""
+vector instructions.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +44,9 @@ def compiled(
         }
         try:
             return njit(list(signatures), cache=True, **options)(loop)
-        except Exception:  # what was kept is damaged, or there is nowhere to keep it: no room, no folder, no file of its own
-            # a fault of the loop itself shows here again
+        # The cache on disk is damaged, or there is nowhere to write one (no space, a read-only
+        # folder): compile in memory. A fault of the loop itself shows again here.
+        except Exception:
             return njit(list(signatures), **options)(loop)
 
     return decorate

@@ -1,5 +1,4 @@
-"""What the processes agree on at the store, and the form and range that each of these values must
-have.
+"""What the processes gather through the store, and the form and range of each of these values.
 
 Without a key anybody who reaches the store can write such a value: it must not become a path, a
 traceback or a number out of range in another process.
@@ -14,33 +13,34 @@ from dpcsgp.network.board import Fault
 
 _MOST_STEPS: Final = 2**62
 _NAME: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
-# strict JSON has no other way; None: not measured
-_NUMBERS_AS_TEXT: Final = (
-    "inf",
-    "-inf",
-    "nan",
-    None,
-)
+# Strict JSON has no other spelling for these; None: not measured.
+_NUMBERS_AS_TEXT: Final = ("inf", "-inf", "nan", None)
 
 
 def whole(value: Any, most: int = _MOST_STEPS) -> bool:
-    """Say whether a value is a whole number from 0 on."""
+    """Say whether a value is an integer from 0 to `most`."""
+    # bool is a subclass of int: `true` would pass for 1.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def number(value: Any) -> bool:
-    """Say whether a value is a number, or what stands for one."""
+    """Say whether a value is a number, or one of the texts that stand for one."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     return numeric or ((value is None or isinstance(value, str)) and value in _NUMBERS_AS_TEXT)
 
 
 def fault_of(name: str, mine: Any, author: int) -> Fault:
-    """Return the check of what a rank may publish under the name under which this process published
-    `mine`."""
+    """Return the check of what rank `author` may publish under a name.
+
+    Args:
+        name: the name under which values are gathered.
+        mine: what this process published under it; the pattern for all other names.
+        author: the rank whose value is checked.
+    """
 
     def fault(value: Any) -> str | None:
+        # Rank 0's value becomes a file name: no separators, no dots.
         if name in ("run id", "name of this start"):
-            # it becomes a file name
             wrong = author == 0 and not (isinstance(value, str) and _NAME.fullmatch(value))
             return "letters and digits" if wrong else None
         if name == "whole checkpoints":
@@ -54,7 +54,7 @@ def fault_of(name: str, mine: Any, author: int) -> Fault:
 
 
 def _alike(mine: Any, value: Any) -> bool:
-    """Say whether a value has the form of this process's own."""
+    """Say whether a value has the form of this process's own: the same keys and types inside."""
     if isinstance(mine, dict):
         same_keys = isinstance(value, dict) and mine.keys() == value.keys()
         return same_keys and all(_alike(item, value[key]) for key, item in mine.items())
@@ -66,7 +66,8 @@ def _alike(mine: Any, value: Any) -> bool:
 
 
 def _lists_alike(mine: list[Any], value: list[Any]) -> bool:
-    """Lists of rows must be of one length; lists of numbers have one per hosted node."""
+    """Compare lists: of rows, which have one length everywhere, or of numbers, one per node."""
+    # Evaluations are the same on all ranks; numbers differ in count, as ranks host unequal shares.
     if mine and isinstance(mine[0], dict):
         pairs = zip(mine, value, strict=False)
         return len(mine) == len(value) and all(_alike(own, other) for own, other in pairs)

@@ -1,10 +1,9 @@
-"""Values in the store of a run: tagged with a key if the processes share one, and checked whenever
-they are read.
+"""Values in the key-value store of a run: authenticated where there is a key, checked when read.
 
-Whoever reaches the store's port can write to it. A value is stored as `AUTHOR TAG JSON`; the tag is
-BLAKE2b under the key of this start over (name, author, JSON), so that nobody without the key can
-alter a value, move it to another name or serve one of an earlier start. Without a key the tag is
-`-`, and only form and range of a value can be checked.
+Any process that reaches the store's port can write to it. A value is stored as `AUTHOR TAG JSON`;
+the tag is BLAKE2b under the key of this start over (name, author, JSON), so that nobody without the
+key can alter a value, move it to another name or replay one of an earlier start. Without a key the
+tag is `-`, and only form and range of a value can be checked.
 
 Legend: a *name* is a key of the store, the *author* the rank that wrote a value (-1: the launcher).
 Reference: RFC 7693 (BLAKE2).
@@ -25,17 +24,16 @@ LAUNCHER = -1
 _NO_TAG = "-"
 _SHOWN = 40  # characters of a foreign value that an error quotes
 
-# says what was expected in the place of a value, None if it is right
+# Returns what was expected in the place of a value, None if the value is valid.
 Fault = Callable[[Any], str | None]
 
 
 class StoreValueError(DpcsgpError):
-    """A value in the store is not what a process of this run writes: names the key of the store."""
+    """A value in the store is not one that a process of this run writes: names its key."""
 
 
 class Store(Protocol):
-    """The part of a key-value store that is needed here; `get` is called for keys that are
-    there."""
+    """The part of a key-value store that is needed here; `get` is only called for existing keys."""
 
     def set(self, key: str, value: str) -> None:
         """Write a value."""
@@ -46,28 +44,29 @@ class Store(Protocol):
         ...
 
     def check(self, keys: list[str]) -> bool:
-        """Say whether all keys are there."""
+        """Say whether all keys exist."""
         ...
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Write a value if the key holds the expected one (empty: if it is not there)."""
+        """Write a value if the key holds the expected one (empty: if the key does not exist)."""
         ...
 
 
 class Seal:
-    """Makes and checks tags; without a key it has none to make and accepts all.
+    """Makes and checks tags (message authentication codes); without a key it accepts everything.
 
-    `start` are bytes that the launcher drew for this start and handed to its workers past the
-    store: they bind the key to the start from the beginning. Without them a key of this start is
-    known only after the handshake (`advance`)."""
+    `start` is a nonce that the launcher drew for this start and handed to its workers outside of
+    the store: it binds the key to the start from the beginning. Without it a key of this start is
+    known only after the handshake (`advance`).
+    """
 
     def __init__(self, key: bytes | None = None, start: str = "") -> None:
         self._bound = bool(start)
         self.key = frames.run_key(key, start.encode()) if key and start else key
 
     def advance(self, run_key: bytes | None) -> None:
-        """Use the key of this start from now on; the launcher, which shakes no hands, knows only
-        its own."""
+        """Use the key that the handshake derived for this start from now on."""
+        # The launcher takes no part in the handshake: where it drew a nonce, its key stays.
         if not self._bound:
             self.key = run_key
 
@@ -75,13 +74,13 @@ class Seal:
         """Return the tag of a text under a name."""
         if self.key is None:
             return _NO_TAG
+        # As JSON, so that no other (name, author, text) gives the same bytes.
         content = json.dumps([name, author, text]).encode()
-        return hashlib.blake2b(
-            content, digest_size=16, key=self.key, person=b"dpcsgp store"
-        ).hexdigest()
+        tag = hashlib.blake2b(content, digest_size=16, key=self.key, person=b"dpcsgp store")
+        return tag.hexdigest()
 
     def fits(self, tag: object, name: str, author: int, text: str) -> bool:
-        """Say whether a tag is the right one."""
+        """Say whether a tag is valid, in constant time."""
         expected = self.tag(name, author, text)
         return self.key is None or hmac.compare_digest(expected.encode(), str(tag).encode())
 
@@ -100,7 +99,7 @@ class Board:
         self.store, self.rank, self.seal = store, rank, seal or Seal()
 
     def put(self, name: str, value: Any) -> None:
-        """Write a JSON value in this process's name."""
+        """Write a JSON value as this rank."""
         self.store.set(name, self.sealed(name, value))
 
     def sealed(self, name: str, value: Any) -> str:
@@ -109,22 +108,29 @@ class Board:
         return f"{self.rank} {self.seal.tag(name, self.rank, text)} {text}"
 
     def text(self, name: str) -> str | None:
-        """Return what a key holds, checked by nobody, or None if it is not there; does not wait for
-        it."""
+        """Return the unchecked text under a key, None if the key does not exist; never waits."""
         return self.store.get(name).decode(errors="replace") if self.store.check([name]) else None
 
     def look(
         self, name: str, author: int | None = None, fault: Fault = lambda value: None
     ) -> Note | None:
-        """Return a checked value, None if it is not there; StoreValueError for one that nobody of
-        this run wrote."""
+        """Return a checked value, None if the key does not exist.
+
+        Args:
+            name: key of the store.
+            author: the rank that must have written it; None: any.
+            fault: further check of the value.
+
+        Raises:
+            StoreValueError: the value is not one that a process of this run writes.
+        """
         text = self.text(name)
         return None if text is None else self.opened(name, text, author, fault)
 
     def peek(
         self, name: str, author: int | None = None, fault: Fault = lambda value: None
     ) -> Note | None:
-        """Return a checked value; one that fails the check counts as not there."""
+        """Return a checked value; one that fails the check counts as missing."""
         text = self.text(name)
         return None if text is None else self.genuine(name, text, author, fault)
 
@@ -141,6 +147,7 @@ class Board:
         self, name: str, text: str, author: int | None = None, fault: Fault = lambda value: None
     ) -> Note:
         """Check what was read under a name; StoreValueError if it fails the check."""
+        # Author, tag, then the content: nothing is parsed as JSON before its tag is verified.
         by, _, rest = text.partition(" ")
         tag, _, content = rest.partition(" ")
         if not _is_rank(by) or author not in (None, int(by)):
@@ -169,5 +176,6 @@ class Board:
 
 
 def _is_rank(text: str) -> bool:
+    # int() would also take spaces, underscores and the digits of other scripts.
     digits = text.removeprefix("-")
     return digits.isascii() and digits.isdigit() and len(digits) < 8

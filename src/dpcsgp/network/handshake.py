@@ -1,17 +1,21 @@
-"""Before the first step: do all processes mean the same run, and did they meet in the same start?
+"""The handshake before the first step: the same run and the same start everywhere?
 
-First round (`hello/RANK`): every process publishes what must be equal (protocol version, world
-size, settings, graph, initial model, data shapes) and fresh random bytes; a difference names the
-rank and the key. With a key file hellos are tagged. Second round (`confirm/RANK`): every process
-proves that it heard the same fresh bytes from all, its own taken from memory. Hellos of an earlier
-start are tagged rightly too, but lead to other bytes than those that the process which they imitate
-has heard: the second round then fails, and no frame is sent. With a key file, the tags of this
-start's frames and of all that goes through the store later depend on all fresh bytes."""
+First exchange (`hello/RANK`): every process publishes what must be equal (protocol version, world
+size, settings, graph, initial model, data shapes) and a nonce; a difference names the rank and the
+key. With a key file hellos are tagged.
+
+Second exchange (`confirm/RANK`): every process proves that it has the same nonces of all ranks, its
+own taken from memory. A hello replayed from an earlier start has a valid tag too, but its nonce is
+not the one that the process of that rank holds: the second exchange then fails, and no frame is
+sent. With a key file, the tags of this start's frames and of all that goes through the store later
+depend on all nonces.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import time
@@ -25,31 +29,49 @@ from dpcsgp.network.health import CAUSE, Health, SilentPeerError, announce, know
 
 PROTOCOL = 3
 _MOST_NAMED = 3
-_GRACE_SECONDS = 5.0  # how long something else may stand in the place of a rank's hello
-_FRESH = re.compile("[0-9a-f]{32}")
+_GRACE_SECONDS = 5.0  # how long an invalid value may stand in the place of a rank's hello
+_NONCE = re.compile("[0-9a-f]{32}")
+_LOG = logging.getLogger(__name__)
 
-# (rank, text in the store) -> what it says, None if it is not genuine
+# (rank, text in the store) -> what it says, None if it is not valid
 Reader = Callable[[int, str], str | None]
 
 
 def handshake(
     board: Board, world_size: int, facts: Mapping[str, object], health: Health, seconds: float
 ) -> bytes | None:
-    """Refuse any difference between the processes; return the key of this start, None without a key
-    file."""
-    rank, key = board.rank, board.seal.key
-    mine = json.loads(json.dumps({"protocol version": PROTOCOL, "world size": world_size, **facts}))
-    own = health.life = os.urandom(16).hex()
-    waiting = _Round(board, world_size, health, time.monotonic() + seconds, seconds)
+    """Refuse any difference between the processes, and derive the key of this start.
 
+    Args:
+        board: the store of the run, tagged with the key file's key where there is one.
+        world_size: number of processes.
+        facts: public values that must be equal on all ranks (JSON).
+        health: is given this process's nonce, and in the end those of all ranks.
+        seconds: limit for both exchanges together.
+
+    Returns:
+        The key of this start, None without a key file.
+
+    Raises:
+        ConfigError: a rank has other facts, or another key.
+        SilentPeerError: a rank did not join in time, or joined other processes.
+    """
+    rank, key = board.rank, board.seal.key
+    # Through JSON once, so that equal facts compare equal (tuples become lists).
+    mine = json.loads(json.dumps({"protocol version": PROTOCOL, "world size": world_size, **facts}))
+    own = health.nonce = os.urandom(16).hex()
+    exchange = _Exchange(board, world_size, health, time.monotonic() + seconds, seconds)
+
+    # First exchange: facts and nonces. The store's copy of the own nonce is not trusted.
     def read_hello(other: int, text: str) -> str | None:
         return _read_hello(board.seal, rank, mine, other, text)
 
-    fresh = waiting.gather("hello", _hello(board.seal, rank, mine, own), read_hello)
-    fresh[rank] = own  # what the store says about this process is of no interest
+    nonces = exchange.gather("hello", _hello(board.seal, rank, mine, own), read_hello)
+    nonces[rank] = own
     transcript = hashlib.blake2b(
-        json.dumps(fresh).encode(), digest_size=32, person=b"dpcsgp hellos"
+        json.dumps(nonces).encode(), digest_size=32, person=b"dpcsgp hellos"
     ).digest()
+    # Second exchange: a digest of all nonces, under the key that they give.
     run_key = frames.run_key(key, transcript) if key else None
     confirming = Board(board.store, rank, Seal(run_key))
     proof = hashlib.blake2b(transcript, digest_size=16, person=b"dpcsgp confirm").hexdigest()
@@ -58,13 +80,14 @@ def handshake(
         note = confirming.genuine(f"confirm/{other}", text, other)
         return proof if note and note.value == proof else None
 
-    waiting.gather("confirm", confirming.sealed(f"confirm/{rank}", proof), read_proof)
-    health.lives = fresh
+    exchange.gather("confirm", confirming.sealed(f"confirm/{rank}", proof), read_proof)
+    health.nonces = nonces
+    _LOG.info("rank %d: handshake of %d processes complete", rank, world_size)
     return run_key
 
 
-class _Round:
-    """Waits for one text of every rank and keeps up its own against whoever overwrites it."""
+class _Exchange:
+    """All-gathers one text per rank, and writes its own again where it was overwritten."""
 
     def __init__(
         self, board: Board, world_size: int, health: Health, deadline: float, seconds: float
@@ -74,13 +97,13 @@ class _Round:
         self._own: dict[str, str] = {}
 
     def gather(self, kind: str, own: str, read: Reader) -> list[str]:
-        """Publish the own text; return what `read` makes of everybody's, by rank (the own one
-        unread)."""
+        """Publish the own text; return what `read` makes of each rank's (the own one unread)."""
         self._own[f"{kind}/{self._board.rank}"] = own
         heard: dict[int, str] = {self._board.rank: own}
-        refused: dict[int, float] = {}  # since when something else stands in a rank's place
+        refused: dict[int, float] = {}  # since when an invalid value stands in a rank's place
         while True:
-            self._keep_up()
+            self._write_own()
+            # Poll the ranks that are missing: a blocking read might wait for a dead process.
             for other in set(range(self._world_size)) - set(heard):
                 text = self._board.text(f"{kind}/{other}")
                 said = read(other, text) if text is not None else None
@@ -91,17 +114,19 @@ class _Round:
             self._health.raise_if_failed()
             if len(heard) == self._world_size:
                 return [heard[other] for other in range(self._world_size)]
-            self._give_up_in_time(
-                kind, [rank for rank in range(self._world_size) if rank not in heard], refused
-            )
+            missing = [rank for rank in range(self._world_size) if rank not in heard]
+            self._check_deadlines(kind, missing, refused)
             time.sleep(0.05)
 
-    def _keep_up(self) -> None:
+    def _write_own(self) -> None:
+        # Hello and confirmation both: a late rank still has to read the hello.
         for name, text in self._own.items():
             if self._board.text(name) != text:
                 self._board.store.set(name, text)
 
-    def _give_up_in_time(self, kind: str, missing: list[int], refused: Mapping[int, float]) -> None:
+    def _check_deadlines(self, kind: str, missing: list[int], refused: Mapping[int, float]) -> None:
+        """Raise for a rank whose value stayed invalid, and for ranks that did not join in time."""
+        # An invalid value has a while to be replaced: it may be left from an earlier start.
         now, grace = time.monotonic(), min(_GRACE_SECONDS, 0.7 * self._seconds)
         late = [
             rank
@@ -116,37 +141,40 @@ class _Round:
     def _missing(self, missing: list[int]) -> SilentPeerError:
         text = (
             f"handshake: rank {', '.join(map(str, missing))} of {self._world_size} did not show "
-            "up within "
-            f"{self._seconds:g} s; start all processes, and check that the world size is the "
-            "same everywhere"
+            f"up within {self._seconds:g} s; start all processes, and check that the world size "
+            "is the same everywhere"
         )
         if known_cause(self._board) is None and self._board.text(CAUSE):
-            text += f" ('{CAUSE}' in the store is not tagged with the key in network.key_file and was ignored)"
+            text += (
+                f" ('{CAUSE}' in the store is not tagged with the key in network.key_file "
+                "and was ignored)"
+            )
+        _LOG.warning("rank %d: no handshake with rank %s", self._board.rank, missing)
         return SilentPeerError(announce(self._board, text, missing[0]).text)
 
 
-def _hello(seal: Seal, rank: int, facts: Mapping[str, object], fresh: str) -> str:
-    """Return a hello; its place and form have been the same in all releases, so that versions can
-    be compared."""
-    content = {"facts": facts, "fresh": fresh}
+def _hello(seal: Seal, rank: int, facts: Mapping[str, object], nonce: str) -> str:
+    """Return a hello."""
+    # Key and form are the same in all releases, so that versions can be compared.
+    content = {"facts": facts, "fresh": nonce}
     return json.dumps({**content, "tag": seal.tag(f"hello/{rank}", rank, json.dumps(content))})
 
 
 def _read_hello(
     seal: Seal, rank: int, mine: Mapping[str, object], other: int, text: str
 ) -> str | None:
-    """Return the fresh bytes of a hello, None if it is not genuine; ConfigError if it is and the
-    facts differ."""
-    facts, fresh, tag = _parts(text)
-    content = json.dumps({"facts": facts, "fresh": fresh})
+    """Return the nonce of a hello, None if it is not valid; ConfigError if its facts differ."""
+    facts, nonce, tag = _parts(text)
+    content = json.dumps({"facts": facts, "fresh": nonce})
+    # The tag first: what a stranger wrote must not end the run by differing.
     if facts is None or not seal.fits(tag, f"hello/{other}", other, content):
         return None
     _compare(rank, mine, other, facts)
-    return fresh if isinstance(fresh, str) and _FRESH.fullmatch(fresh) else None
+    return nonce if isinstance(nonce, str) and _NONCE.fullmatch(nonce) else None
 
 
 def _parts(text: str) -> tuple[dict[str, Any] | None, Any, Any]:
-    """Take a hello apart; no facts: it is none."""
+    """Return facts, nonce and tag of a hello; no facts: it is not a hello."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -157,7 +185,7 @@ def _parts(text: str) -> tuple[dict[str, Any] | None, Any, Any]:
 
 
 def _refuse(board: Board, kind: str, other: int) -> NoReturn:
-    """Say what stands in the place of a rank's hello or confirmation."""
+    """Raise for an invalid value in the place of a rank's hello or confirmation."""
     where = f"'{kind}/{other}' in the store of the run"
     if kind == "confirm":
         raise SilentPeerError(
@@ -180,6 +208,7 @@ def _refuse(board: Board, kind: str, other: int) -> NoReturn:
 def _compare(
     rank: int, mine: Mapping[str, object], other_rank: int, theirs: Mapping[str, object]
 ) -> None:
+    """Raise ConfigError that names the first facts in which two ranks differ."""
     keys = [*mine, *(key for key in theirs if key not in mine)]
     differing = [key for key in keys if mine.get(key) != theirs.get(key)]
     if not differing:

@@ -18,7 +18,12 @@ from dpcsgp.graphs import Topology
 
 
 class Mixer:
-    """Computes `sum_j weights[i, j] * values_j` for every hosted node i."""
+    """Computes `sum_j weights[i, j] * values_j` for every hosted node i.
+
+    Args:
+        topology: the graph with its weights.
+        nodes: the hosted nodes, in the order of the rows.
+    """
 
     def __init__(self, topology: Topology, nodes: Sequence[int]) -> None:
         self.nodes = tuple(nodes)
@@ -27,6 +32,7 @@ class Mixer:
         )
         row_of = {sender: row for row, sender in enumerate(self.senders)}
         self.own_rows = tuple(row_of[node] for node in nodes)
+        # For each hosted node its (row of the sender, weight), senders ascending.
         self._terms = [
             [
                 (row_of[sender], float(topology.weights[node, sender]))
@@ -36,8 +42,12 @@ class Mixer:
         ]
 
     def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
-        """Add the weighted sums to `onto_ND` in place (float64 zeros if not given) and return
-        it."""
+        """Add the weighted sums to `onto_ND` in place and return it.
+
+        Args:
+            values_SD: one row per sender heard.
+            onto_ND: one row per hosted node; None: float64 zeros.
+        """
         if onto_ND is None:
             onto_ND = torch.zeros(
                 len(self.nodes), values_SD.shape[1], dtype=torch.float64, device=values_SD.device

@@ -1,9 +1,8 @@
-"""Frames between real processes over torch.distributed: gloo on CPUs, NCCL on GPUs. The only
-importer of torch.distributed.
+"""Frames between real processes over torch.distributed: gloo on CPUs, NCCL on GPUs.
 
 Each process hosts some nodes. A frame travels once from its sender to every other process that
 hosts one of its receivers, point to point; all sends and receives of a round are under way at once.
-There is no collective operation.
+There is no collective operation. This is the only importer of torch.distributed.
 
 Legend: N hosted nodes, S senders heard, B bytes of a frame, D columns.
 """
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import time
@@ -35,11 +35,22 @@ from dpcsgp.network.mixing import Mixer
 from dpcsgp.network.traffic import Traffic
 
 START = "DPCSGP_START"  # in the environment of the launcher's workers
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ProcessEnvironment:
-    """Where this process stands among all, as torchrun tells it through the environment."""
+    """Rank, world size and store of this process, as torchrun puts them in the environment.
+
+    Attributes:
+        rank: from 0 to world_size - 1.
+        world_size: number of processes.
+        host: machine that serves the store (MASTER_ADDR).
+        port: its port (MASTER_PORT).
+        hosts_store: this process serves the store.
+        attempt: restarts by torchrun; each has its own keys in the store.
+        start: nonce of the launcher for this start, known to its workers only.
+    """
 
     rank: int
     world_size: int
@@ -47,12 +58,11 @@ class ProcessEnvironment:
     port: int
     hosts_store: bool = False
     attempt: int = 0
-    start: str = ""  # what the launcher of this start drew and told its workers only
+    start: str = ""
 
     @classmethod
     def from_environment(cls) -> ProcessEnvironment | None:
-        """Return this process's place, or None if it was not started by torchrun or `dpcsgp
-        launch`."""
+        """Read the environment; None if neither torchrun nor `dpcsgp launch` started this."""
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return None
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -60,6 +70,7 @@ class ProcessEnvironment:
             raise ConfigError(
                 f"RANK = {rank}, WORLD_SIZE = {world_size}: ranks run from 0 to {world_size - 1}"
             )
+        # torchrun's agent may serve the store itself.
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
         return cls(
             rank,
@@ -72,11 +83,17 @@ class ProcessEnvironment:
         )
 
     def open_store(self, timeout: float, hosting: bool = False) -> dist.Store:
-        """Connect to the run's key-value store (`hosting`: this process serves it)."""
+        """Connect to the run's key-value store within `timeout` seconds.
+
+        With `hosting` this process serves it.
+
+        Raises:
+            SilentPeerError: nobody serves the store in time.
+        """
         limit = timedelta(seconds=timeout)
         try:
             if not hosting:
-                # torch's own attempts take up to twice the limit
+                # Torch's own attempts take up to twice the limit.
                 _await_port(self.host, self.port, timeout)
             store = dist.TCPStore(
                 self.host, self.port, is_master=hosting, wait_for_workers=False, timeout=limit
@@ -87,11 +104,12 @@ class ProcessEnvironment:
                 f"within {timeout:g} s; "
                 "start rank 0 first, and check MASTER_ADDR, MASTER_PORT and the firewall"
             ) from error
+        _LOG.info("rank %d: connected to the store at %s:%d", self.rank, self.host, self.port)
         return dist.PrefixStore(f"dpcsgp/{self.attempt}", store)
 
 
 def _await_port(host: str, port: int, seconds: float) -> None:
-    """Wait until somebody listens; OSError if nobody does in time."""
+    """Wait until a server listens; OSError if none does in time."""
     deadline = time.monotonic() + seconds
     while True:
         left = max(deadline - time.monotonic(), 0.01)
@@ -105,9 +123,8 @@ def _await_port(host: str, port: int, seconds: float) -> None:
 
 
 def serve_store() -> dist.TCPStore:
-    """Serve a store from this process (the launcher's) on a free port that only this machine can
-    reach."""
-    # the store's own listener would be open to every interface
+    """Serve a store from this process, the launcher's, on a free port of this machine only."""
+    # The store's own listener would be open to every interface.
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(
@@ -120,7 +137,7 @@ def serve_store() -> dist.TCPStore:
 
 
 def nodes_of_ranks(num_nodes: int, world_size: int) -> list[tuple[int, ...]]:
-    """Return the nodes of each rank: consecutive, as even as possible.
+    """Return the nodes of each rank: consecutive, in parts whose sizes differ by at most one.
 
     >>> nodes_of_ranks(5, 2)
     [(0, 1, 2), (3, 4)]
@@ -137,23 +154,30 @@ def nodes_of_ranks(num_nodes: int, world_size: int) -> list[tuple[int, ...]]:
 
 
 def largest_lead(topology: Topology) -> int:
-    """Return how many rounds one node can be ahead of another: `1 + max over (i, j) of the hops
-    from i to j`.
+    """Return how many rounds one node can be ahead of another: 1 + the diameter of the graph.
 
-    Node j finishes round t only with the round-t messages of its senders, so it waits for everybody
-    sooner or later.
+    Node j finishes round t only with the round-t messages of its senders, so after h more rounds it
+    has waited for every node that is h hops away.
 
     >>> from dpcsgp.graphs import directed_ring
     >>> largest_lead(directed_ring(5))
     5
     """
-    return 1 + int(
-        shortest_path((topology.weights > 0).astype(float, order="C"), unweighted=True).max()
-    )
+    links_NN = (topology.weights > 0).astype(float, order="C")
+    return 1 + int(shortest_path(links_NN, unweighted=True).max())
 
 
 class TorchDistributed(Mixer):
-    """A network whose other nodes live in other processes."""
+    """A network whose other nodes are hosted by other processes.
+
+    Args:
+        topology: the graph, the same on all ranks.
+        place: rank and world size of this process.
+        store: key-value store of the run.
+        health: heartbeats, and a limit on every wait.
+        key: key of this start for tags on frames; None: checksums.
+        backend: "gloo" (CPU) or "nccl" (GPU).
+    """
 
     def __init__(
         self,
@@ -172,6 +196,7 @@ class TorchDistributed(Mixer):
         self._device = _device(backend)
         rank_of = {node: rank for rank, nodes in enumerate(hosting) for node in nodes}
         self.traffic = Traffic.of(topology, self.nodes)
+        # (row of the frame, rank): one send per process that hosts receivers, however many.
         self._sends = [
             (row, rank)
             for row, node in enumerate(self.nodes)
@@ -188,19 +213,29 @@ class TorchDistributed(Mixer):
 
     @property
     def bytes_to_processes(self) -> int:
-        """Frame bytes that left this process since the start of the run: edges within a process
-        cost nothing."""
+        """Frame bytes that left this process since the start of the run."""
+        # Edges within a process cost nothing, and several receivers in one process cost one frame.
         return len(self._sends) * self.traffic.bytes_per_edge
 
     def exchange(self, frames_NB: Tensor) -> Tensor:
-        """Send each hosted node's frame to its receivers; return the frames of `senders`."""
+        """Send each hosted node's frame to its receivers.
+
+        Args:
+            frames_NB: uint8 (N, B), one frame per hosted node.
+
+        Returns:
+            uint8 (S, B): the frames of `senders`, on the CPU.
+
+        Raises:
+            SilentPeerError: a peer went silent or failed; names it.
+        """
         frames_NB = frames_NB.contiguous().to(self._device)
         received_SB = torch.zeros(
             len(self.senders), frames_NB.shape[1], dtype=torch.uint8, device=self._device
         )
         received_SB[list(self.own_rows)] = frames_NB
-        # Both sides list the frames of one pair of ranks by ascending sender; the tag says it
-        # again.
+        # Both sides list the frames of a pair of ranks by ascending sender, as NCCL needs; gloo
+        # also matches them by tag.
         receives = [
             dist.P2POp(dist.irecv, received_SB[row], rank, tag=self.senders[row])
             for row, rank in self._receives
@@ -214,51 +249,54 @@ class TorchDistributed(Mixer):
         return received_SB.cpu()
 
     def gather_values(self, name: str, value: Any, seconds: float | None = None) -> list[Any]:
-        """Publish a small JSON value and wait for everybody's, by rank."""
+        """All-gather a small JSON value through the store, by rank; at most `seconds`."""
         own = self._place.rank
-        with self._health.limit(seconds) as give_up_at:
+        with self._health.limit(seconds) as deadline:
             try:
                 self._board.put(f"agree/{name}/{own}", value)
                 values = [
-                    value if rank == own else self._await(name, value, rank, give_up_at)
+                    value if rank == own else self._await(name, value, rank, deadline)
                     for rank in range(self._place.world_size)
                 ]
                 return json.loads(json.dumps(values))  # the own value as the others see it
             except RuntimeError as error:
-                raise self._health.give_up(max(self._health.waiting_for, 0)) from error
+                raise self._health.diagnose(max(self._health.waiting_for, 0)) from error
 
-    def _await(self, name: str, mine: Any, rank: int, give_up_at: float) -> Any:
-        """Poll: a blocking read of the store might never come back."""
+    def _await(self, name: str, mine: Any, rank: int, deadline: float) -> Any:
+        """Return the value of one rank, once it is there and valid."""
+        # Polling: a blocking read of the store might never come back.
         key, pause, self._health.waiting_for = f"agree/{name}/{rank}", 0.001, rank
         while True:
-            late = time.monotonic() > give_up_at
-            # With a key, what somebody else wrote may still be replaced by the right value.
+            late = time.monotonic() > deadline
+            # With a key, a stranger's value may still be replaced by the valid one.
             patient = self._health.seal.key is not None and not late
             with contextlib.suppress(StoreValueError) if patient else contextlib.nullcontext():
                 if note := self._board.look(key, rank, fault_of(name, mine, rank)):
                     return note.value
             self._health.raise_if_failed()
             if late:
-                raise self._health.give_up(rank)
+                raise self._health.diagnose(rank)
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
 
     def _complete(self, operations: Sequence[dist.P2POp], peers: Sequence[int]) -> None:
+        """Start all sends and receives, then wait for each; `peers` are the ranks of them."""
         self._health.raise_if_failed()
         if not operations:
             return
-        with self._health.limit() as give_up_at:
-            # starting to send to a dead peer fails at once, too
+        with self._health.limit() as deadline:
+            # Starting to send to a dead peer fails at once, before the loop.
             peer = self._health.waiting_for = peers[0]
             try:
                 works = dist.batch_isend_irecv(list(operations))
                 for work, peer in zip(works, peers, strict=False):  # NCCL returns one work for all
                     self._health.waiting_for = peer
-                    work.wait(timedelta(seconds=max(give_up_at - time.monotonic(), 0.001)))
+                    work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
             except RuntimeError as error:
-                raise self._health.give_up(peer) from error
+                raise self._health.diagnose(peer) from error
 
     def _join_group(self, backend: str) -> None:
+        """Connect to the other ranks; they meet through the store."""
         with self._health.limit():
             try:
                 dist.init_process_group(
@@ -272,20 +310,23 @@ class TorchDistributed(Mixer):
                 self._health.raise_if_failed()
                 raise SilentPeerError(
                     f"rank {self._place.rank} cannot connect to the other processes: "
-                    f"{str(error).splitlines()[0]}; "
-                    "set GLOO_SOCKET_IFNAME to the network interface that reaches the other "
-                    "machines"
+                    f"{str(error).splitlines()[0]}; set GLOO_SOCKET_IFNAME to the network "
+                    "interface that reaches the other machines"
                 ) from error
+        rank, world_size = self._place.rank, self._place.world_size
+        _LOG.info("rank %d of %d: connected over %s", rank, world_size, backend)
 
 
 def leave_group() -> None:
     """Close this process's connections; peers that wait for it notice at once."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        _LOG.info("left the process group")
 
 
 def _device(backend: str) -> torch.device:
     if backend != "nccl":
         return torch.device("cpu")
+    # As many processes per machine as GPUs, or several on one.
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return torch.device("cuda")

@@ -1,5 +1,4 @@
-"""What was really sent: every frame, headers included, on every directed edge. Messages to oneself
-do not count."""
+"""What was really sent: every frame, headers included, on every directed edge but self-loops."""
 
 from __future__ import annotations
 
@@ -11,8 +10,14 @@ from dpcsgp.graphs import Topology
 
 @dataclass
 class Traffic:
-    """Counts of bytes sent by the hosted nodes since the start of the run (a resumed run goes on
-    counting)."""
+    """Bytes sent by the hosted nodes since the start of the run; a resumed run goes on counting.
+
+    Attributes:
+        out_degrees: edges that leave each hosted node, without its self-loop.
+        bytes_per_edge: bytes that one edge carried, frames of all rounds.
+        rounds: number of exchanges.
+        bytes_sent: bytes per hosted node, over all its edges.
+    """
 
     out_degrees: tuple[int, ...]
     bytes_per_edge: int = 0
@@ -26,8 +31,7 @@ class Traffic:
         return cls(degrees, bytes_sent=[0] * len(degrees))
 
     def count(self, frame_bytes: int) -> None:
-        """Count one round in which every hosted node sent a frame of this size along each of its
-        edges."""
+        """Count one round: every hosted node sent a frame of this size along each of its edges."""
         self.rounds += 1
         self.bytes_per_edge += frame_bytes
         self.bytes_sent = [
