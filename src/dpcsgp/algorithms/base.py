@@ -151,17 +151,16 @@ def displacement(x_ND: Tensor, anchor_D: Tensor | None) -> tuple[Tensor, Tensor]
     return x_ND - anchor_D, anchor_D
 
 
-def swap(
-    network: Network, step: int, weights_NK: Tensor, payload_NB: Tensor
+def exchange_frames(
+    network: Network, round_: int, weights_NK: Tensor, payload_NB: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Frame, exchange and check: return the senders' push-sum weights (S, K) and payloads (S,
-    B)."""
-    sent = frames.join(network.nodes, step, weights_NK, payload_NB, key=network.key)
+    """Frame, exchange and check; return the senders' push-sum weights (S, K), payloads (S, B)."""
+    sent = frames.join(network.nodes, round_, weights_NK, payload_NB, key=network.key)
     received = network.exchange(sent)
     return frames.split(
         received,
         network.senders,
-        step,
+        round_,
         payload_NB.shape[1],
         num_weights=weights_NK.shape[1],
         key=network.key,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpcsgp.algorithms.base import GossipSGD, Network, Schedule, displacement, swap
+from dpcsgp.algorithms.base import GossipSGD, Network, Schedule, displacement, exchange_frames
 from dpcsgp.algorithms.exact import EXACT
 from dpcsgp.algorithms.methods import MethodSettings
 from dpcsgp.compression import Compressor, frames
@@ -89,7 +89,9 @@ class DPBlock(GossipSGD[BlockState]):
         index_M = block_indices(state.x_ND.shape[1], self.num_blocks)[block]
         part_NM = state.x_ND[:, index_M]
         wire_NB = self.compressor.encode(part_NM, random, state.round)
-        y_S1, wire_SB = swap(network, state.round, state.y_NK[:, block : block + 1], wire_NB)
+        y_S1, wire_SB = exchange_frames(
+            network, state.round, state.y_NK[:, block : block + 1], wire_NB
+        )
         q_SM = self.compressor.decode(
             wire_SB, len(index_M), random.of(network.senders), state.round
         )

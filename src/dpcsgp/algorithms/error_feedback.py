@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dpcsgp.algorithms.base import Network, swap
+from dpcsgp.algorithms.base import Network, exchange_frames
 from dpcsgp.compression import Compressor
 from dpcsgp.randomness import PublicRandomness
 
@@ -50,7 +50,7 @@ def exchange_differences(
     """Send `Q(x - x_hat)` with the push-sum weights; return the new copies and the senders' weights
     (S, 1)."""
     q_NB = compressor.encode(x_ND - copies.x_hat_ND, random, round_)
-    weights_S1, q_SB = swap(network, round_, weights_N1, q_NB)
+    weights_S1, q_SB = exchange_frames(network, round_, weights_N1, q_NB)
     q_SD = compressor.decode(q_SB, x_ND.shape[1], random.of(network.senders), round_)
     # no copy in a simulator
     own_ND = q_SD if network.senders == network.nodes else q_SD[list(network.own_rows)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dpcsgp.algorithms.base import Network, swap
+from dpcsgp.algorithms.base import Network, exchange_frames
 from dpcsgp.compression import frames, parse_compressor
 from dpcsgp.randomness import PublicRandomness
 
@@ -19,7 +19,7 @@ def exchange_vectors(
 ) -> tuple[Tensor, Tensor]:
     """Send `x` with the push-sum weights; return the senders' vectors (S, D) and weights (S, 1)."""
     wire_NB = EXACT.encode(x_ND, random, round_)
-    weights_S1, wire_SB = swap(network, round_, weights_N1, wire_NB)
+    weights_S1, wire_SB = exchange_frames(network, round_, weights_N1, wire_NB)
     x_SD = EXACT.decode(wire_SB, x_ND.shape[1], random.of(network.senders), round_)
     return x_SD, weights_S1
 

@@ -17,7 +17,7 @@ _NAME: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _NUMBERS_AS_TEXT: Final = ("inf", "-inf", "nan", None)
 
 
-def whole(value: Any, most: int = _MOST_STEPS) -> bool:
+def is_count(value: Any, most: int = _MOST_STEPS) -> bool:
     """Say whether a value is an integer from 0 to `most`."""
     # bool is a subclass of int: `true` would pass for 1.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
@@ -44,10 +44,10 @@ def fault_of(name: str, mine: Any, author: int) -> Fault:
             wrong = author == 0 and not (isinstance(value, str) and _NAME.fullmatch(value))
             return "letters and digits" if wrong else None
         if name == "whole checkpoints":
-            right = isinstance(value, list) and all(whole(step) for step in value)
+            right = isinstance(value, list) and all(is_count(step) for step in value)
             return None if right else "a list of steps"
         if name == "remaining releases":
-            return None if whole(value) else "a number of releases"
+            return None if is_count(value) else "a number of releases"
         return None if _alike(mine, value) else f"a value like this process's own, {str(mine)[:40]}"
 
     return fault

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dpcsgp.network.agreed import whole
+from dpcsgp.network.agreed import is_count
 from dpcsgp.network.board import Board
 from dpcsgp.network.health import STOP_ASKED, Health
 from dpcsgp.network.torch_distributed import largest_lead
@@ -99,4 +99,4 @@ class AgreedStop:
 
 
 def _step_fault(value: Any) -> str | None:
-    return None if whole(value) else "a step"
+    return None if is_count(value) else "a step"

@@ -6,7 +6,7 @@ import time
 from typing import Any, Final, final
 
 from dpcsgp.config import Config
-from dpcsgp.network.agreed import whole
+from dpcsgp.network.agreed import is_count
 from dpcsgp.network.board import Board
 from dpcsgp.runs.wording import Standing, first_metric
 from dpcsgp.training import Progress, Run
@@ -66,8 +66,8 @@ def _fault(value: Any) -> str | None:
     """Say what was expected in the place of a process's progress."""
     right = (
         isinstance(value, dict)
-        and whole(value.get("step"))
-        and whole(value.get("polished"))
+        and is_count(value.get("step"))
+        and is_count(value.get("polished"))
         and isinstance(value.get("metric"), str)
         and isinstance(value.get("values"), list)
         and all(isinstance(number, float | int) for number in value["values"])
