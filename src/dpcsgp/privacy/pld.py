@@ -42,7 +42,7 @@ from scipy.fft import next_fast_len
 from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
-from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE, ReleaseEvent
+from dpcsgp.privacy.events import NeighbouringRelation, ReleaseEvent
 
 Releases = Sequence[tuple[ReleaseEvent, int]]
 
@@ -102,10 +102,10 @@ class LossPair:
         return (1 - self.rate) * normal + self.rate * shifted, normal
 
 
-def pair_of(event: ReleaseEvent, relation: str) -> LossPair:
+def pair_of(event: ReleaseEvent, relation: NeighbouringRelation) -> LossPair:
     """Return the pair of a release; replacing one example moves the sum twice as far, which halves
     the noise."""
-    scale = 1.0 if relation == ADD_OR_REMOVE_ONE else 0.5
+    scale = 1.0 if relation is NeighbouringRelation.ADD_OR_REMOVE_ONE else 0.5
     return LossPair(event.noise_multiplier * scale, event.sampling_rate)
 
 
@@ -145,7 +145,9 @@ class GridBound:
         return max(self.directions)
 
 
-def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
+def loss_distribution_epsilon(
+    releases: Releases, delta: float, relation: NeighbouringRelation
+) -> GridBound:
     """Return an upper bound on eps from composed privacy-loss distributions.
 
     Infinite where delta is below 5e-15 per release: rounding in the transform could hide a tenth of
@@ -157,7 +159,7 @@ def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -
     tail = tail_per_release(delta, counts)
     pairs = [pair_of(event, relation) for event, _ in releases]
     interval, inflation = _choose_interval(pairs, counts, tail)
-    build = _poisson_grids if relation == ADD_OR_REMOVE_ONE else _replace_grid
+    build = _poisson_grids if relation is NeighbouringRelation.ADD_OR_REMOVE_ONE else _replace_grid
     for _ in range(MOST_COARSENINGS):
         directions = list(zip(*[build(pair, interval, tail) for pair in pairs], strict=True))
         windows = [window_of(grids, counts, TAIL_SHARE * delta / 2) for grids in directions]

@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE
+from dpcsgp.privacy.events import NeighbouringRelation
 from dpcsgp.privacy.pld import (
     FFT_ERROR,
     MOST_COARSENINGS,
@@ -80,7 +80,7 @@ class Split:
         return self.pair.masses(x_L[1:], x_L[:-1])
 
 
-def split_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
+def split_epsilon(releases: Releases, delta: float, relation: NeighbouringRelation) -> GridBound:
     """Return upper bounds on eps with small and rare losses apart; infinite where that is no
     use."""
     counts = [count for _, count in releases]
@@ -90,7 +90,7 @@ def split_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
         return GridBound((math.inf,))
     tail = tail_per_release(delta, counts)
     splits = [_choose_split(pair_of(event, relation), count, tail) for event, count in releases]
-    ways = ("remove", "add") if relation == ADD_OR_REMOVE_ONE else ("replace",)
+    ways = ("remove", "add") if relation is NeighbouringRelation.ADD_OR_REMOVE_ONE else ("replace",)
     return GridBound(
         tuple(_one_way(splits, counts, way, (delta, usable_delta, tail)) for way in ways)
     )
