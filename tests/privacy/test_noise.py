@@ -11,11 +11,20 @@ import torch
 from scipy import stats
 
 from dpcsgp.kernels.box_muller import add_pairs
-from dpcsgp.privacy.noise import SENSITIVITY_SLACK, add_noise_, grid_size, rounded_gauss
+from dpcsgp.privacy.noise import SENSITIVITY_SLACK, add_noise_, add_rounded_, grid_size
 from dpcsgp.privacy.passes import SUM_SLACK
 from dpcsgp.randomness import PrivateRandomness
 
 SCALE = 2.0**20
+
+
+def rounded_gauss(
+    dim: int, scale: float, random: PrivateRandomness, step: int, row: int
+) -> torch.Tensor:
+    """Return the noise alone, in units of the grid."""
+    noise_D = np.zeros(dim)
+    add_rounded_(noise_D, scale, 1.0, random, step, row)
+    return torch.from_numpy(noise_D)
 
 
 def draw(size: int, step: int = 0, node: int = 0, seed: int = 11) -> np.ndarray:

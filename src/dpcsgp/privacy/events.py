@@ -142,7 +142,7 @@ class ReleaseEvent:
 
 
 class ReleaseLog(Protocol):
-    """Where a run writes down its releases: the ledgers on disk, or a count in memory for audits."""
+    """Where a run writes down its releases: ledgers on disk, or a count in memory for audits."""
 
     def record(self, step: int, attempt: int, events_by_node: Mapping[int, ReleaseEvent]) -> None:
         """Add one release for each of these nodes, for good: messages may leave after this."""
