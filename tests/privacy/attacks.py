@@ -138,13 +138,18 @@ class Attack:
 def trained_gradient(
     out: Path, module: nn.Module, loss: Loss, rows: Rows, clip: float = 1.0, **changes: float
 ) -> Tensor:
-    """Train one private step with fresh noise at the claimed eps; return the noised sum (D,) that
-    anybody can see."""
+    """Train one private step with fresh noise; return the noised sum (D,) that anybody can see."""
     total = len(rows[0])
     settings = {
-        "algorithm.name": "dp-sgd", "algorithm.steps": 1, "algorithm.learning_rate": 1.0, "privacy.clip_norm": clip,
-        "privacy.expected_batch_size": total, "run.evaluate_every": 0, "run.checkpoint_every": 0, **changes,
-    }  # fmt: skip
+        "algorithm.name": "dp-sgd",
+        "algorithm.steps": 1,
+        "algorithm.learning_rate": 1.0,
+        "privacy.clip_norm": clip,
+        "privacy.expected_batch_size": total,
+        "run.evaluate_every": 0,
+        "run.checkpoint_every": 0,
+        **changes,
+    }
     result = dpcsgp.train(
         module, [rows], loss=loss, epsilon=CLAIM, delta=DELTA, settings=settings, out=out
     )

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 
-import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,7 +44,7 @@ def library_epsilon(
     *,
     upper: bool,
     interval: float = 1e-3,
-    relation: dp_accounting.NeighboringRelation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
 ) -> float:
     """Return dp-accounting's own estimate of eps, pessimistic (upper) or optimistic."""
     single = privacy_loss_distribution.from_gaussian_mechanism(
@@ -339,7 +339,7 @@ def test_poisson_beside_uniform_is_accounted_for_under_replacing_one_example() -
     assert (
         composed_relation([(poisson, 50), (uniform, 0)]) is NeighbouringRelation.ADD_OR_REMOVE_ONE
     )
-    replace = dp_accounting.NeighboringRelation.REPLACE_ONE
+    replace = NeighboringRelation.REPLACE_ONE
     exact = library_epsilon(2.0, 0.1, 50, 1e-5, upper=False, relation=replace)
     value = composed_epsilon(both, 1e-5)
     assert exact <= value

@@ -25,8 +25,13 @@ def entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def stack() -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.GELU(), nn.Sequential(nn.Linear(8, 5, bias=False), nn.Tanh()),
-                         nn.Linear(5, 4))  # fmt: skip
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(12, 8),
+        nn.GELU(),
+        nn.Sequential(nn.Linear(8, 5, bias=False), nn.Tanh()),
+        nn.Linear(5, 4),
+    )
 
 
 def network() -> nn.Module:

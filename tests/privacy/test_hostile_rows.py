@@ -63,9 +63,11 @@ def trace(
     """Train with fresh noise and the whole batch; return all that can be seen of it. Text files
     differ in digits of times."""
     settings = {
-        "algorithm.name": "dp-sgd", "algorithm.steps": STEPS, "privacy.expected_batch_size": len(rows[0]),
+        "algorithm.name": "dp-sgd",
+        "algorithm.steps": STEPS,
+        "privacy.expected_batch_size": len(rows[0]),
         "run.checkpoint_every": 1,
-    }  # fmt: skip
+    }
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.DEBUG)
     handler.emit = records.append  # type: ignore[method-assign]

@@ -112,23 +112,36 @@ CASES: dict[str, Case] = {
     "linear 8-1": Case(lambda: nn.Sequential(nn.Linear(8, 1)), (8,)),
     "linear 30-1": Case(lambda: nn.Sequential(nn.Linear(30, 1)), (30,)),
     "linear 128-1": Case(lambda: nn.Sequential(nn.Linear(128, 1)), (128,)),
-    "relu 30-16-2": Case(lambda: nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 2)), (30,)),
-    "softplus 7-5-1": Case(lambda: nn.Sequential(nn.Linear(7, 5), nn.Softplus(), nn.Linear(5, 1)), (7,)),
+    "relu 30-16-2": Case(
+        lambda: nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 2)), (30,)
+    ),
+    "softplus 7-5-1": Case(
+        lambda: nn.Sequential(nn.Linear(7, 5), nn.Softplus(), nn.Linear(5, 1)), (7,)
+    ),
     "mish 9-3-1": Case(lambda: nn.Sequential(nn.Linear(9, 3), nn.Mish(), nn.Linear(3, 1)), (9,)),
     "sequence": Case(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), (6, 4)),
     "convolution": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(100, 1)), (2, 5, 5)
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(100, 1)
+        ),
+        (2, 5, 5),
     ),
     "max pool": Case(
-        lambda: nn.Sequential(nn.Conv1d(2, 6, 3), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(18, 1)), (2, 8)
+        lambda: nn.Sequential(nn.Conv1d(2, 6, 3), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(18, 1)),
+        (2, 8),
     ),
     "group norm": Case(
-        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(24, 1)), (2, 8)
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(24, 1)
+        ),
+        (2, 8),
     ),
-    "layer norm": Case(lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 1)), (6,)),
+    "layer norm": Case(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 1)), (6,)
+    ),
     "tokens": Case(Tokens, (7,)),
     "lstm": Case(Recurrent, (5, 3), slow=True),
-}  # fmt: skip
+}
 LOSSES = {"absolute": absolute, "hinge": hinge, "steep": steep}
 
 

@@ -31,11 +31,11 @@ from typing import Any, Final
 from dpcsgp.errors import ConfigError, LedgerError
 from dpcsgp.privacy.events import ReleaseEvent
 
-FORMAT: Final = 2
+FORMAT: Final = 2  # of new ledgers; a change of any line's bytes needs another number
 _READ_FORMATS: Final = (1, FORMAT)
 GENESIS: Final = "0" * 32
 _DIGEST_BYTES: Final = 16
-_LONGEST_LINE: Final = 4096
+_LONGEST_LINE: Final = 4096  # far longer than any record: more is damage
 _START_BYTES: Final = 8
 _SUM_FIELD: Final = b',"sum":"'
 _EVENT_FIELDS: Final = ("sampling", "sampling_rate", "noise_multiplier")
@@ -137,10 +137,8 @@ class LedgerContents:
     def continues(self, head: str, count: int) -> bool:
         """Say whether this ledger had `head` after `count` releases, and was only appended to."""
         start = count * _DIGEST_BYTES
-        return (
-            0 <= start < len(self.digests)
-            and self.digests[start : start + _DIGEST_BYTES].hex() == head
-        )
+        found = self.digests[start : start + _DIGEST_BYTES].hex()
+        return 0 <= start < len(self.digests) and found == head
 
 
 def _digest(body: bytes) -> str:
@@ -245,6 +243,7 @@ class _Reader:
         else:
             self.last_event = self._release(record)
             self.events.append(self.last_event)
+        # all checksums are kept: any earlier head can be looked up (`continues`)
         self.digests += bytes.fromhex(digest)
         self.prev, self.whole_bytes = digest, self.whole_bytes + len(line) + 1
 
@@ -273,6 +272,7 @@ class _Reader:
         """
         if self.header is None:
             raise self.error(number, _DamagedLineError("the header is not whole"))
+        # one write was interrupted, so one record at most is torn
         if line.count(b'{"kind":') > 1 or len(line) > _LONGEST_LINE:
             raise self.error(number, _DamagedLineError("more than one record is damaged"))
         try:

@@ -183,9 +183,11 @@ def _knows_torn(ledger: LedgerContents, torn: LedgerContents) -> bool:
     count = len(torn.events)
     if _releases_in_common(ledger, torn) < count:
         return False
+    # The other went on: its next line is the torn one in full, or was written in its place.
     if len(ledger.events) > count:
         line = ledger.path.read_bytes().split(b"\n", count + 2)[count + 1] + b"\n"
         return replaces_torn(line, torn.torn)
+    # Both end here: one fragment is the beginning of the other.
     shorter, longer = sorted((ledger.torn, torn.torn), key=len)
     return shorter != b"" and longer.startswith(shorter)
 

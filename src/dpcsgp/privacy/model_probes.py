@@ -118,9 +118,8 @@ def _check_rows(
     thorough = _NUM_EXAMPLES * work * 5 * passes <= _MOST_WORK
     probe.compare(_NUM_EXAMPLES, thorough)
     most = _MOST_VALUES // values
-    for size in _affordable(
-        [size for size in (*batch_sizes, *_LADDER) if size <= most], _MOST_WORK / (work * passes)
-    ):
+    sizes = [size for size in (*batch_sizes, *_LADDER) if size <= most]
+    for size in _affordable(sizes, _MOST_WORK / (work * passes)):
         probe.compare(size, thorough=False)
     return probe.found
 
@@ -224,18 +223,34 @@ def check_gradients_reach(
     Raises:
         ModelError: with the parameter, layer or loss, and what to do.
     """
-    probe = copy.deepcopy(module).train()
     inputs, targets = _probe_pair(example, _NUM_EXAMPLES, "input", public)
+    _refuse_unreached(module, loss, (inputs, targets))
+    found = _check_rows(module, loss, example, public, batch_sizes)
+    # Last the engine itself, on clipped sums: single examples, then halves of larger batches.
+    steady = _deterministic(module, inputs)
+    sums = _sums(steady, loss)
+    check_sums(sums, (inputs, targets))
+    room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
+    room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(steady, inputs[:2])[0])
+    sizes = [size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES]
+    for size in _affordable(sizes, room):
+        check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
+    return found
+
+
+def _refuse_unreached(module: nn.Module, loss: Loss, batch: Pair) -> None:
+    """Refuse a loss without one value per example, and parameters that get no gradient from it."""
+    probe = copy.deepcopy(module).train()
     named = [
         (name, parameter) for name, parameter in probe.named_parameters() if parameter.requires_grad
     ]
     with torch_seed(0, "model probe masks"), torch.enable_grad():
-        losses = loss(probe(inputs), targets)
+        losses = loss(probe(batch[0]), batch[1])
     if not isinstance(losses, Tensor):
         raise ModelError(
             f"loss: expected a tensor with one value per example, got {type(losses).__name__}"
         )
-    check_losses(losses, _NUM_EXAMPLES)
+    check_losses(losses, len(batch[0]))
     total = losses.sum()
     if not total.requires_grad:
         raise ModelError(
@@ -252,18 +267,6 @@ def check_gradients_reach(
             "the loss: they would only collect noise; use them in the forward pass or freeze them "
             "with requires_grad_(False)"
         )
-    found = _check_rows(module, loss, example, public, batch_sizes)
-    # Last the engine itself, on clipped sums: single examples, then halves of larger batches.
-    steady = _deterministic(module, inputs)
-    sums = _sums(steady, loss)
-    check_sums(sums, (inputs, targets))
-    room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
-    room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(steady, inputs[:2])[0])
-    for size in _affordable(
-        [size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES], room
-    ):
-        check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
-    return found
 
 
 def _probe_pair(example: Pair, rows: int, purpose: str, public: Pair | None) -> Pair:

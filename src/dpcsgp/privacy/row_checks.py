@@ -257,6 +257,5 @@ def _constants(inputs: Tensor) -> tuple[tuple[float, ...], ...]:
 
 def _bits(rows: Tensor) -> Tensor:
     """Return the bit patterns: NaN equals itself, and zero is not minus zero."""
-    return rows.contiguous().view(
-        {4: torch.int32, 8: torch.int64, 2: torch.int16}[rows.element_size()]
-    )
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return rows.contiguous().view(kinds[rows.element_size()])
