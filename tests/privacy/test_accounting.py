@@ -1,5 +1,4 @@
-"""eps is an upper bound, close to the exact value, and behaves like one: grows with steps, falls
-with noise, composes."""
+"""eps is an upper bound, close to exact: grows with steps, falls with noise, composes."""
 
 from __future__ import annotations
 

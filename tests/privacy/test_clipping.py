@@ -1,5 +1,4 @@
-"""Laws of clipped sums, for both engines: exactness, padding, non-finite examples, sensitivity,
-augmented views."""
+"""Laws of clipped sums: exactness, padding, non-finite examples, sensitivity, views."""
 
 from __future__ import annotations
 
@@ -57,8 +56,10 @@ MODELS = {"stack": stack, "network": network, "explicit": Explicit}
 
 
 class Batch:
-    """Random parameters, inputs and targets of N nodes; about a quarter of the places are
-    padding."""
+    """Random parameters, inputs and targets of N nodes.
+
+    About a quarter of the places are padding.
+    """
 
     def __init__(
         self, module: nn.Module, num_nodes: int, num_examples: int, views: int = 1

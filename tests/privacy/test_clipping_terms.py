@@ -1,5 +1,4 @@
-"""Terms: factors, norms and weighted sums of one parameter's per-example gradients, and when
-rounding allows ghost sums."""
+"""Grad samples: factors, norms and weighted sums, and when rounding allows ghost sums."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ def test_uses_of_one_parameter_are_measured_together() -> None:
 
 @pytest.mark.parametrize("offset", [1e2, 1e4])
 def test_norms_of_positions_that_cancel_are_accurate(offset: float) -> None:
-    """Two positions with nearly the same inputs and opposite output gradients: little is left, and
-    is measured."""
+    """Two positions with nearly equal activations and opposite backprops: the rest is measured."""
     base = offset * normal(5, 1, 64, dtype=torch.float32).sign()
     inputs = base + normal(5, 2, 64, dtype=torch.float32, seed=1)
     delta = normal(5, 1, 32, dtype=torch.float32, seed=2) * torch.tensor([1.0, -1.0])[:, None]
@@ -115,8 +113,7 @@ def test_norms_of_positions_that_cancel_are_accurate(offset: float) -> None:
 @pytest.mark.parametrize("positions", [1, 2, 4, 9, 100, 10_000])
 @pytest.mark.parametrize("rows", [1, 2, 4, 16, 64])
 def test_ghost_sums_round_within_the_stated_slack(rows: int, positions: int) -> None:
-    """Examples and positions in one float32 sum are off by 2^-24 per term, of sizes up to clip_norm
-    / MARGIN an example."""
+    """A ghost sum is off by 2^-24 per product, of sizes up to clip_norm / MARGIN an example."""
     if may_sum_positions(rows, positions) and min(rows, positions) > 1:
         assert 4 * UNIT * (rows * positions) * rows / MARGIN <= SUM_SLACK - pass_slack(64, 4)
 
@@ -136,8 +133,7 @@ def test_gradients_are_formed_where_rounding_forbids_ghost_sums(rows: int) -> No
 
 
 def test_ghost_terms_state_the_sizes_of_all_that_they_sum() -> None:
-    """The margin is a share of |inputs| |output gradients|, of all patches where a pixel is in
-    several."""
+    """The margin is a share of |activations| |backprops|, of all patches a pixel is in."""
     inputs, delta = (
         normal(3, 5, 7, dtype=torch.float32),
         normal(3, 5, 6, dtype=torch.float32, seed=1),

@@ -1,5 +1,7 @@
-"""What remembers data is refused by name; caches by shape, counters and constants are let
-through."""
+"""What remembers data is refused by name.
+
+Caches by shape, counters and constants are let through.
+"""
 
 from __future__ import annotations
 

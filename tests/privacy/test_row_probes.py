@@ -1,5 +1,4 @@
-"""An example's values are compared bit for bit among other companions, in other places and at other
-sizes."""
+"""An example's values, bit for bit, among other companions, in other places and sizes."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ def test_a_loss_that_mixes_a_little_is_refused(name: str) -> None:
 
 
 def test_last_places_are_returned_and_not_refused() -> None:
-    """A rounding that follows huge companions, as in a kernel with a slow path for whole
-    registers."""
+    """A rounding that follows huge companions, as in a kernel with a slow path."""
 
     def last_place(x: Tensor) -> Tensor:
         return torch.where(x.abs().max() == 1, x * (1 + 2**-22), x)
@@ -186,8 +184,10 @@ def test_honest_models_pass(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [8, 16])
 def test_a_number_of_rows_is_probed_for_the_engine(rows: int) -> None:
-    """Elementwise arithmetic is the same in every place; a rounding that follows the place is
-    told."""
+    """Elementwise arithmetic is the same in every place.
+
+    A rounding that follows the place is told.
+    """
 
     def batch(length: int, purpose: str) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(len(purpose))
