@@ -1,5 +1,4 @@
-"""Plant each mutant in a copy of the sources and run its tests: those that no test sees are
-printed.
+"""Plant each mutant in a copy of the sources and run its tests; print those that none sees.
 
 The tests must pass on an unchanged copy first. Exit code 1 if fewer than 95 % of the mutants are
 killed, 2 if an entry of the lists is broken: its old text moved, or the mutant cannot even be
@@ -39,8 +38,10 @@ class Verdict:
 
 
 def run_tests(sources: Path, tests: Sequence[str], marks: str) -> tuple[int, str]:
-    """Run tests against these sources; return pytest's exit code (-1: too long) and its last
-    line."""
+    """Run tests against these sources.
+
+    Return pytest's exit code (-1: too long) and its last line.
+    """
     settings = {
         "PYTHONPATH": str(sources),
         "OMP_NUM_THREADS": "1",
@@ -73,8 +74,7 @@ def copy_sources(original: Path, scratch: Path) -> Path:
 
 
 def check_unchanged(original: Path, mutants: Iterable[Mutant]) -> None:
-    """Refuse to start where the tests fail without any mutant, or read other sources than the
-    copy."""
+    """Refuse to start where tests fail without a mutant, or read other sources than the copy."""
     where = "import dpcsgp, sys; print(dpcsgp.__file__)"
     environment = os.environ | {"PYTHONPATH": str(original)}
     imported = subprocess.run(

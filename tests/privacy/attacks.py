@@ -53,11 +53,11 @@ def linear_model() -> nn.Sequential:
 
 
 def rows_at_a_kink(count: int, ulps: int = 0) -> Rows:
-    """Return equal rows, each with the target that `linear_model` outputs, in one of the ways to
-    round it.
+    """Return equal rows with the target that `linear_model` outputs, rounded in one of its ways.
 
     Targets may be moved by so many units in the last place: where kernels agree, the residual is
-    not zero then."""
+    not zero then.
+    """
     layer = linear_model()[0]
     assert isinstance(layer, nn.Linear)
     row = torch.randn(8, generator=torch.Generator().manual_seed(ROW_AT_A_KINK))
@@ -69,8 +69,10 @@ def rows_at_a_kink(count: int, ulps: int = 0) -> Rows:
 
 @dataclass
 class Attack:
-    """One model, loss and data set of J rows; row `gone` may be missing while everything public
-    stays the same."""
+    """One model, loss and data set of J rows.
+
+    Row `gone` may be missing while everything public stays the same.
+    """
 
     module: nn.Sequential
     loss: Loss
@@ -89,8 +91,7 @@ class Attack:
         self.model_1D = ParameterLayout.of(self.module).flatten(self.module)[None]
 
     def sum(self, members: Tensor, random: PrivateRandomness) -> Tensor:
-        """Return the clipped sum (D,) over these rows (B,), in the shape in which the mechanism
-        would compute it."""
+        """Return the clipped sum (D,) over these rows (B,), in the mechanism's shape."""
         shape = self.mechanism.shapes[0]
         indices_1E = torch.zeros(1, shape.width(len(members)), dtype=torch.int64)
         indices_1E[0, : len(members)] = members
@@ -103,8 +104,10 @@ class Attack:
         )[0]
 
     def release(self, complete: bool) -> Tensor:
-        """Return the noised sum (D,) of one step, with fresh keys; the row is drawn only if the
-        data are complete."""
+        """Return the noised sum (D,) of one step, with fresh keys.
+
+        The row is drawn only if the data are complete.
+        """
         random = PrivateRandomness.fresh([0])
 
         def clipped_sum(indices_1E: Tensor, present_1E: Tensor) -> Tensor:
@@ -116,8 +119,7 @@ class Attack:
         return released_1D[0] * self.mechanism.expected_batch_sizes[0]
 
     def expected_sum(self, complete: bool, draws: int = 1) -> Tensor:
-        """Return what the attacker expects: the sum over all rows, averaged over views if he does
-        not know them."""
+        """Return what the attacker expects: the sum over all rows, views averaged if unknown."""
         members = torch.arange(len(self.rows[0]))
         members = members if complete else members[members != self.gone]
         sums = [self.sum(members, PrivateRandomness.fresh([0])) for _ in range(draws)]
@@ -138,13 +140,18 @@ class Attack:
 def trained_gradient(
     out: Path, module: nn.Module, loss: Loss, rows: Rows, clip: float = 1.0, **changes: float
 ) -> Tensor:
-    """Train one private step with fresh noise at the claimed eps; return the noised sum (D,) that
-    anybody can see."""
+    """Train one private step with fresh noise; return the noised sum (D,) that anybody can see."""
     total = len(rows[0])
     settings = {
-        "algorithm.name": "dp-sgd", "algorithm.steps": 1, "algorithm.learning_rate": 1.0, "privacy.clip_norm": clip,
-        "privacy.expected_batch_size": total, "run.evaluate_every": 0, "run.checkpoint_every": 0, **changes,
-    }  # fmt: skip
+        "algorithm.name": "dp-sgd",
+        "algorithm.steps": 1,
+        "algorithm.learning_rate": 1.0,
+        "privacy.clip_norm": clip,
+        "privacy.expected_batch_size": total,
+        "run.evaluate_every": 0,
+        "run.checkpoint_every": 0,
+        **changes,
+    }
     result = dpcsgp.train(
         module, [rows], loss=loss, epsilon=CLAIM, delta=DELTA, settings=settings, out=out
     )

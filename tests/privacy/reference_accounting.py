@@ -32,8 +32,10 @@ _FFT_ERROR: Final = 1e-15  # mass that the transform may misplace, per release
 
 @dataclass(frozen=True)
 class Losses:
-    """A discrete loss: atoms and their masses; what is missing to one is an infinite loss (or none,
-    if optimistic)."""
+    """A discrete loss: atoms and their masses.
+
+    What is missing to one is an infinite loss (or none, if optimistic).
+    """
 
     losses_A: np.ndarray
     masses_A: np.ndarray
@@ -46,8 +48,7 @@ class Losses:
         return largest + math.log(mean)
 
     def most(self, values_A: np.ndarray, count: int, beta: float) -> float:
-        """Return u with P(sum of `count` values > u) <= beta, by the best of many Chernoff
-        bounds."""
+        """Return u with P(sum of `count` values > u) <= beta, by the best Chernoff bound."""
         share_A = self.masses_A / self.masses_A.sum()
         variance = float(np.sum(share_A * (values_A - np.sum(share_A * values_A)) ** 2))
         if variance == 0:
@@ -69,8 +70,10 @@ def bracket(
     cells: int = 2**15,
     points: int = 2**20,
 ) -> tuple[float, float]:
-    """Return (optimistic, pessimistic) eps of `count` releases; for "replace" of the curve with
-    sensitivity 1."""
+    """Return (optimistic, pessimistic) eps of `count` releases.
+
+    For "replace" of the curve with sensitivity 1.
+    """
     tail = _BETA_SHARE * delta / count
     return (
         _composed(_cells(noise, rate, cells, tail, direction), count, delta, points, -1),
@@ -79,8 +82,10 @@ def bracket(
 
 
 def exact_delta(noise: float, rate: float, eps: float, direction: Direction) -> Any:
-    """Return the delta of one release at this eps, with 40 digits; `count` releases at rate 1 have
-    noise / sqrt(count)."""
+    """Return the delta of one release at this eps, with 40 digits.
+
+    `count` releases at rate 1 have noise / sqrt(count).
+    """
     with mpmath.workdps(40):
         shift, rate, odds = 1 / mpmath.mpf(noise), mpmath.mpf(rate), mpmath.exp(mpmath.mpf(eps))
         if direction == "replace":
@@ -99,8 +104,10 @@ def exact_delta(noise: float, rate: float, eps: float, direction: Direction) -> 
 
 
 def _edges(shift: float, cells: int, tail: float, direction: Direction) -> np.ndarray:
-    """Return cell borders with at most `tail` mass beyond; for "replace" from shift / 2 on, where
-    the loss is 0."""
+    """Return cell borders with at most `tail` mass beyond.
+
+    For "replace" from shift / 2 on, where the loss is 0.
+    """
     far = -float(ndtri(tail))
     return np.linspace(shift / 2 if direction == "replace" else -far, shift + far, cells + 1)
 
@@ -119,8 +126,7 @@ def _loss(excess: np.ndarray, rate: float) -> np.ndarray:
 
 
 def _atoms(base_A: np.ndarray, excess_A: np.ndarray, rate: float, direction: Direction) -> Losses:
-    """Return the loss of atoms with mass `base` without the example and `base * (1 + rate *
-    excess)` with it."""
+    """Return the loss of atoms with mass `base`, and `base (1 + rate excess)` with the example."""
     losses_A, with_A = _loss(excess_A, rate), base_A * (1 + rate * excess_A)
     if direction == "remove":
         return Losses(losses_A, with_A)
@@ -144,8 +150,10 @@ def _kink(noise: float, rate: float) -> tuple[float, float]:
 
 
 def _cells(noise: float, rate: float, cells: int, tail: float, direction: Direction) -> Losses:
-    """Return the loss of publishing the cell alone; mass that is left out only lowers the
-    answer."""
+    """Return the loss of publishing the cell alone.
+
+    Mass that is left out only lowers the answer.
+    """
     shift = 1 / noise
     edges = np.append(_edges(shift, cells, tail, direction), np.inf)
     if direction != "replace":
@@ -157,8 +165,10 @@ def _cells(noise: float, rate: float, cells: int, tail: float, direction: Direct
 
 
 def _ends(noise: float, rate: float, cells: int, tail: float, direction: Direction) -> Losses:
-    """Return the loss with the mass of every cell moved to its ends; what is left out counts as
-    infinite."""
+    """Return the loss with the mass of every cell moved to its ends.
+
+    What is left out counts as infinite.
+    """
     shift = 1 / noise
     edges = _edges(shift, cells, tail, direction)
     excess = np.expm1(shift * edges - shift**2 / 2)
@@ -184,8 +194,7 @@ def _ends(noise: float, rate: float, cells: int, tail: float, direction: Directi
 
 
 def _composed(found: Losses, count: int, delta: float, points: int, side: int) -> float:
-    """Return eps of `count` independent losses: an upper bound for side +1, a lower bound for side
-    -1."""
+    """Return eps of `count` independent losses: an upper (side +1) or lower bound (-1)."""
     beta = _BETA_SHARE * delta
     losses_A = found.losses_A
     width = found.most(losses_A, count, beta) + found.most(-losses_A, count, beta)
@@ -216,8 +225,7 @@ def _composed(found: Losses, count: int, delta: float, points: int, side: int) -
 def _sum_of(
     lattice_A: np.ndarray, masses_A: np.ndarray, count: int, points: int, first: int
 ) -> np.ndarray:
-    """Return the masses of the sum at first, first + 1, ..., all taken modulo the number of
-    points."""
+    """Return the masses of the sum at first, first + 1, ..., modulo the number of points."""
     lowest = int(lattice_A.min())
     single = np.bincount((lattice_A - lowest) % points, weights=masses_A, minlength=points)
     summed = np.fft.irfft(np.fft.rfft(single) ** count, points)
@@ -225,8 +233,7 @@ def _sum_of(
 
 
 def _read(sums: np.ndarray, masses: np.ndarray, delta: float, side: int) -> float:
-    """Return the eps >= 0 at which sum of mass * (1 - exp(eps - loss)) over losses > eps falls to
-    delta."""
+    """Return the eps >= 0 at which the privacy profile of these masses falls to delta."""
     if delta <= 0:
         return math.inf
 

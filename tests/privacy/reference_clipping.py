@@ -1,5 +1,4 @@
-"""Clipped sums straight from their definition: explicit per-example gradients, for comparison with
-the engines."""
+"""Clipped sums from their definition, by explicit per-example gradients, to compare with."""
 
 from __future__ import annotations
 
@@ -39,8 +38,10 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
 def per_example_gradients(
     module: nn.Module, loss: Loss, flat_D: Tensor, inputs: Tensor, targets: Tensor
 ) -> Tensor:
-    """Return (E, D) gradients at one node's parameters; inputs are (E, M, ...), losses are averaged
-    over the M views."""
+    """Return (E, D) gradients at one node's parameters.
+
+    Inputs are (E, M, ...), losses are averaged over the M views.
+    """
     layout = ParameterLayout.of(module)
     parameters = {name: value[0] for name, value in layout.views(flat_D[None]).items()}
 

@@ -16,7 +16,7 @@ from reference_accounting import Direction, bracket, exact_delta
 
 from dpcsgp.privacy import pld, rare_losses
 from dpcsgp.privacy.accounting import composed_epsilon, epsilon
-from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE, REPLACE_ONE, ReleaseEvent
+from dpcsgp.privacy.events import NeighbouringRelation, ReleaseEvent
 from dpcsgp.privacy.pld import (
     GridBound,
     LossGrid,
@@ -184,7 +184,10 @@ def test_what_every_window_leaves_out_is_booked(
     monkeypatch.setattr(module, "window_of", watched_window)
     monkeypatch.setattr(module, "compose", watched_sum)
     method = split_epsilon if module is rare_losses else loss_distribution_epsilon
-    for sampling, relation in (("poisson", ADD_OR_REMOVE_ONE), ("uniform", REPLACE_ONE)):
+    for sampling, relation in (
+        ("poisson", NeighbouringRelation.ADD_OR_REMOVE_ONE),
+        ("uniform", NeighbouringRelation.REPLACE_ONE),
+    ):
         event = ReleaseEvent.of(sampling, 1e-3, 1.5)
         assert math.isfinite(method([(event, 1000)], 1e-6, relation).epsilon)
     assert len(booked) == (6 if module is rare_losses else 3)
@@ -207,7 +210,7 @@ def test_adding_is_accounted_for_and_never_costs_more_than_removing() -> None:
             if case < 10
             else (loss_distribution_epsilon,)
         ):
-            bound = method(releases, delta, ADD_OR_REMOVE_ONE)
+            bound = method(releases, delta, NeighbouringRelation.ADD_OR_REMOVE_ONE)
             if math.isinf(bound.epsilon):
                 continue
             removed, added = bound.directions
@@ -241,7 +244,11 @@ def test_small_rates_lie_above_an_optimistic_and_close_to_a_pessimistic_estimate
     noise: float, rate: float, count: int, delta: float
 ) -> None:
     value = epsilon(noise_multiplier=noise, sampling_rate=rate, steps=count, delta=delta)
-    split = split_epsilon([(ReleaseEvent("poisson", rate, noise), count)], delta, ADD_OR_REMOVE_ONE)
+    split = split_epsilon(
+        [(ReleaseEvent("poisson", rate, noise), count)],
+        delta,
+        NeighbouringRelation.ADD_OR_REMOVE_ONE,
+    )
     (low, high), (low_add, high_add) = (
         bracket(noise, rate, count, delta, way) for way in ("remove", "add")
     )
@@ -260,13 +267,15 @@ def test_small_uniform_rates_lie_above_an_attack_and_close_to_a_pessimistic_esti
     # all others equal the example's old value
     attack, _ = bracket(noise / 2, rate, count, delta, "remove")
     low, high = bracket(noise / 2, rate, count, delta, "replace")
-    split = split_epsilon([(ReleaseEvent("uniform", rate, noise), count)], delta, REPLACE_ONE)
+    split = split_epsilon(
+        [(ReleaseEvent("uniform", rate, noise), count)], delta, NeighbouringRelation.REPLACE_ONE
+    )
     assert max(attack, low) <= min(value, split.epsilon)
     assert value <= 1.01 * high
 
 
 def test_small_rates_of_two_kinds_compose_like_one() -> None:
     kinds = [(ReleaseEvent("poisson", 1e-6, noise), 50_000) for noise in (0.7, 0.7 * (1 + 1e-12))]
-    together = split_epsilon(kinds, 1e-8, ADD_OR_REMOVE_ONE).epsilon
+    together = split_epsilon(kinds, 1e-8, NeighbouringRelation.ADD_OR_REMOVE_ONE).epsilon
     assert bracket(0.7, 1e-6, 100_000, 1e-8, "remove")[0] <= together
     assert together == pytest.approx(composed_epsilon([(kinds[0][0], 100_000)], 1e-8), rel=5e-3)

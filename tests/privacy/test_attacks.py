@@ -1,8 +1,8 @@
-"""Attacks that once told from a release whether a row was there: none may prove more than the
-claimed eps.
+"""Attacks that once saw in a release whether a row was there: none may prove more than eps.
 
 Each has a short version, in which the former leak already proves an eps above the claim, and a long
-one."""
+one.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def short_and_long(short: int, long: int) -> pytest.MarkDecorator:
 def test_a_row_at_a_kink_is_not_found_in_a_trained_model(
     tmp_path: Path, runs: int, ulps: int
 ) -> None:
-    """One row more once changed the kernel, and 50 equal rows turned around together: every run
-    told them apart."""
+    """One row more once changed the kernel, and 50 equal rows turned around together."""
     module, rows = linear_model(), rows_at_a_kink(50, ulps)
     attack = Attack(module, absolute, rows)
     sums = [attack.expected_sum(complete) for complete in (True, False)]
@@ -97,8 +96,7 @@ def row_at_a_relu(module: nn.Sequential, seed: int) -> Tensor:
 
 @short_and_long(300, 5000)
 def test_equal_rows_at_a_relu_move_a_sum_by_one_clip_norm(runs: int) -> None:
-    """The README's model, 4 rows against 3 and 2 against 1: kernels for so few rows round
-    otherwise."""
+    """The README's model, 4 rows against 3, 2 against 1: kernels round otherwise for so few."""
     module, clip = readme_model(), 0.1
     engine, flat_D = (
         clipping_engine(module, per_example),
@@ -165,8 +163,7 @@ def random_images(count: int) -> Rows:
 
 
 def chosen_images(count: int) -> Rows:
-    """Return one image again and again, mirrored where a public stream of this name would mirror it
-    once more."""
+    """Return one image again and again, mirrored where a public stream of this name says so."""
     words = PublicRandomness(0, [0]).row_bytes("augmentation", 0, 0, 6 * count).view(np.uint16)
     mirrored = torch.from_numpy(words.astype(np.int64)).view(count, 3)[:, 2] % 2 == 1
     image = torch.randn(1, 28, 28, generator=torch.Generator().manual_seed(5))
@@ -183,16 +180,14 @@ VIEWED = [("crop-flip", random_images), ("flip", chosen_images)]
 def test_taking_out_the_first_image_is_not_found(
     runs: int, spec: str, images: Callable[[int], Rows], total: int
 ) -> None:
-    """Views by row number once gave every later image another view: renumbered, all of them
-    changed."""
+    """Views by row number once gave every later image another view, as it was renumbered."""
     rate = 1.0 if total == 50 else 1 / 3
     attack = Attack(image_model(), per_example, images(total), rate, augment=Augmentation(spec, 1))
     assert attack.bound(runs, draws=20) <= CLAIM
 
 
 def views_of_all(images: Tensor, key: int) -> Tensor:
-    """Return the mean view of a full batch under one private key, its images in the mechanism's
-    random order."""
+    """Return the mean view of a full batch under one private key, in random order."""
     random, total = PrivateRandomness.seeded(key, [0]), len(images)
     indices_1E, present_1E = GaussianMechanism(1.0, (0.0,), (total,), (total,)).draw(
         0, random, [True]
@@ -216,8 +211,7 @@ def test_the_law_of_a_release_does_not_depend_on_the_order_of_the_rows() -> None
 
 @pytest.mark.parametrize("images", [random_images, chosen_images], ids=["random", "chosen"])
 def test_a_hole_in_the_places_changes_a_sum_by_one_clip_norm(images: Callable[[int], Rows]) -> None:
-    """The coupling of the proof: without its first row a batch has a hole, and all others keep
-    their views."""
+    """The proof's coupling: without its first row a batch has a hole, others keep their views."""
     rows, module = images(50), image_model()
     engine, flat_1D = (
         clipping_engine(module, per_example),

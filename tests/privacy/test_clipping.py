@@ -1,5 +1,4 @@
-"""Laws of clipped sums, for both engines: exactness, padding, non-finite examples, sensitivity,
-augmented views."""
+"""Laws of clipped sums: exactness, padding, non-finite examples, sensitivity, views."""
 
 from __future__ import annotations
 
@@ -25,8 +24,13 @@ def entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def stack() -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.GELU(), nn.Sequential(nn.Linear(8, 5, bias=False), nn.Tanh()),
-                         nn.Linear(5, 4))  # fmt: skip
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(12, 8),
+        nn.GELU(),
+        nn.Sequential(nn.Linear(8, 5, bias=False), nn.Tanh()),
+        nn.Linear(5, 4),
+    )
 
 
 def network() -> nn.Module:
@@ -52,8 +56,10 @@ MODELS = {"stack": stack, "network": network, "explicit": Explicit}
 
 
 class Batch:
-    """Random parameters, inputs and targets of N nodes; about a quarter of the places are
-    padding."""
+    """Random parameters, inputs and targets of N nodes.
+
+    About a quarter of the places are padding.
+    """
 
     def __init__(
         self, module: nn.Module, num_nodes: int, num_examples: int, views: int = 1

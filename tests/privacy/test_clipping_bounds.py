@@ -26,8 +26,7 @@ class Difference(nn.Module):
 
 
 class Tied(nn.Module):
-    """Looks a row up and multiplies by the same weight: the two parts of its gradient cancel but
-    for a small rest."""
+    """Looks a row up and multiplies by the same weight: both gradients nearly cancel."""
 
     def __init__(self, offset: float) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Every layer's closed form equals per-example gradients from `torch.func`, clipped and summed in
-float64."""
+"""Every layer's ghost norm equals per-example gradients from `torch.func`, in float64."""
 
 from __future__ import annotations
 
@@ -181,8 +180,7 @@ class TiedLinears(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The output layer is tied to the embedding, or is the embedding's weight used past its
-    layer."""
+    """The output layer is tied to the embedding, or uses its weight past the layer."""
 
     def __init__(self, through_layer: bool) -> None:
         super().__init__()

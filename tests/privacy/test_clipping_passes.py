@@ -1,5 +1,4 @@
-"""Clipped sums in passes: every present example counts, chunks are alike, and the caller's settings
-do not reach in."""
+"""Clipped sums in passes: every example counts, chunks are alike, no outer setting reaches in."""
 
 from __future__ import annotations
 
@@ -22,8 +21,10 @@ from dpcsgp.privacy.passes import PassShape
     "shape", [PassShape(16, 1), PassShape(16, 3), PassShape(48, 4), PassShape(96, 7)], ids=str
 )
 def test_chunks_and_passes_add_up(module: nn.Module, shape: PassShape) -> None:
-    """Whatever the shape of the passes, all present examples are summed; several passes in double
-    precision."""
+    """Whatever the shape of the passes, all present examples are summed.
+
+    Several passes in double precision.
+    """
     torch.manual_seed(0)
     models_ND = 0.4 * torch.randn(2, ParameterLayout.of(module).dim)
     inputs, targets = torch.randn(2, 600, 1, 3, 4), torch.randint(4, (2, 600))
@@ -71,8 +72,7 @@ class Watcher(nn.Module):
 
 @pytest.mark.parametrize("most_rows", [1, 16, 64])
 def test_every_chunk_has_the_same_rows_and_lies_in_memory_alike(most_rows: int) -> None:
-    """Kernels are chosen by shape and round by alignment: neither may follow from how many were
-    drawn."""
+    """Kernels are chosen by shape and round by alignment: neither may follow the drawn size."""
     module = Watcher()
     engine = layerwise(module, lambda out, t: out.sum(1), most_rows=most_rows)
     for size in (1, 5, 63, 64, 65, 100):

@@ -1,5 +1,4 @@
-"""Terms: factors, norms and weighted sums of one parameter's per-example gradients, and when
-rounding allows ghost sums."""
+"""Grad samples: factors, norms and weighted sums, and when rounding allows ghost sums."""
 
 from __future__ import annotations
 
@@ -8,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpcsgp.privacy.clipping.convolution import kernel_term
+from dpcsgp.privacy.clipping.convolution import kernel_grad_sample
 from dpcsgp.privacy.clipping.ghost_norms import (
     MARGIN,
-    ExplicitTerm,
-    LookupTerm,
-    OuterTerm,
-    SumTerm,
-    Term,
+    EmbeddingGradSample,
+    GradSample,
+    LinearGradSample,
+    MaterializedGradSample,
+    TiedGradSample,
     clip_factors,
     may_sum_positions,
     merge,
@@ -41,29 +40,31 @@ def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
 
 def convolution(
     examples: int, channels: int, side: int, groups: int = 1, dtype: torch.dtype = torch.float64
-) -> Term:
+) -> GradSample:
     layer = nn.Conv2d(channels, channels, 3, padding=1, groups=groups, dtype=dtype)
     inputs, delta = (
         normal(examples, channels, side, side, dtype=dtype, seed=seed) for seed in (1, 2)
     )
-    return kernel_term(layer, inputs, delta, examples)
+    return kernel_grad_sample(layer, inputs, delta, examples)
 
 
-def lookup() -> Term:
+def lookup() -> GradSample:
     words = torch.tensor([[1, 4, 1, 1], [0, 0, 0, 0], [3, 2, 1, 0], [2, 2, 3, 3], [4, 4, 4, 1]])
-    return LookupTerm.of(words, normal(5, 4, 3), 6)
+    return EmbeddingGradSample.of(words, normal(5, 4, 3), 6)
 
 
-TERMS: dict[str, Term] = {
-    "outer, one position": OuterTerm(normal(5, 1, 4), normal(5, 1, 3)),
-    "outer, Gram": OuterTerm(normal(5, 3, 40), normal(5, 3, 30)),
-    "outer, explicit": OuterTerm(normal(5, 60, 4), normal(5, 60, 3)),
+TERMS: dict[str, GradSample] = {
+    "outer, one position": LinearGradSample(normal(5, 1, 4), normal(5, 1, 3)),
+    "outer, Gram": LinearGradSample(normal(5, 3, 40), normal(5, 3, 30)),
+    "outer, explicit": LinearGradSample(normal(5, 60, 4), normal(5, 60, 3)),
     "lookup": lookup(),
     "lookup and outer": merge(
-        [lookup(), OuterTerm(normal(5, 2, 3, seed=5), normal(5, 2, 6, seed=6))], 5, 18
+        [lookup(), LinearGradSample(normal(5, 2, 3, seed=5), normal(5, 2, 6, seed=6))], 5, 18
     ),
     "two uses": merge(
-        [OuterTerm(normal(5, 2, 8, seed=n), normal(5, 2, 9, seed=7 + n)) for n in range(2)], 5, 72
+        [LinearGradSample(normal(5, 2, 8, seed=n), normal(5, 2, 9, seed=7 + n)) for n in range(2)],
+        5,
+        72,
     ),
     "convolution": convolution(5, 4, 5),
     "convolution, groups": convolution(5, 4, 3, groups=2),
@@ -75,42 +76,44 @@ TERMS: dict[str, Term] = {
 @pytest.mark.parametrize("name", TERMS)
 def test_norms_and_sums_are_those_of_the_gradients(name: str) -> None:
     term = TERMS[name]
-    whole = term.explicit(slice(None)).clone()
+    whole = term.materialize(slice(None)).clone()
     factors = torch.tensor([1.0, 0.5, 0.0, 0.25, 2.0], dtype=torch.float64)
-    for form in (term, term.settled()):
+    for form in (term, term.in_best_form()):
         torch.testing.assert_close(
             form.norm_squared(), whole.square().sum(dim=1), rtol=1e-9, atol=1e-12
         )
-        torch.testing.assert_close(form.explicit(slice(1, 3)), whole[1:3])
+        torch.testing.assert_close(form.materialize(slice(1, 3)), whole[1:3])
         torch.testing.assert_close(form.weighted_sum(factors), factors @ whole)
 
 
 def test_uses_of_one_parameter_are_measured_together() -> None:
-    parts = [ExplicitTerm(normal(4, 6)), ExplicitTerm(-normal(4, 6))]
-    assert float(SumTerm(tuple(parts), 4, 6).norm_squared().max()) < 1e-300
+    parts = [MaterializedGradSample(normal(4, 6)), MaterializedGradSample(-normal(4, 6))]
+    assert float(TiedGradSample(tuple(parts), 4, 6).norm_squared().max()) < 1e-300
 
 
 @pytest.mark.parametrize("offset", [1e2, 1e4])
 def test_norms_of_positions_that_cancel_are_accurate(offset: float) -> None:
-    """Two positions with nearly the same inputs and opposite output gradients: little is left, and
-    is measured."""
+    """Two positions with nearly equal activations and opposite backprops: the rest is measured."""
     base = offset * normal(5, 1, 64, dtype=torch.float32).sign()
     inputs = base + normal(5, 2, 64, dtype=torch.float32, seed=1)
     delta = normal(5, 1, 32, dtype=torch.float32, seed=2) * torch.tensor([1.0, -1.0])[:, None]
     exact = (delta.double().mT @ inputs.double()).flatten(1).square().sum(dim=1)
-    torch.testing.assert_close(OuterTerm(inputs, delta).norm_squared(), exact, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(
+        LinearGradSample(inputs, delta).norm_squared(), exact, rtol=1e-5, atol=0.0
+    )
     # the positions side by side, as a convolution of width 1
     images = inputs.view(5, 2, 64, 1).transpose(1, 2).contiguous()
     layer = nn.Conv2d(64, 32, 1)
-    term = kernel_term(layer, images, delta.view(5, 2, 32, 1).transpose(1, 2).contiguous(), 5)
+    term = kernel_grad_sample(
+        layer, images, delta.view(5, 2, 32, 1).transpose(1, 2).contiguous(), 5
+    )
     torch.testing.assert_close(term.norm_squared(), exact, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("positions", [1, 2, 4, 9, 100, 10_000])
 @pytest.mark.parametrize("rows", [1, 2, 4, 16, 64])
 def test_ghost_sums_round_within_the_stated_slack(rows: int, positions: int) -> None:
-    """Examples and positions in one float32 sum are off by 2^-24 per term, of sizes up to clip_norm
-    / MARGIN an example."""
+    """A ghost sum is off by 2^-24 per product, of sizes up to clip_norm / MARGIN an example."""
     if may_sum_positions(rows, positions) and min(rows, positions) > 1:
         assert 4 * UNIT * (rows * positions) * rows / MARGIN <= SUM_SLACK - pass_slack(64, 4)
 
@@ -118,22 +121,25 @@ def test_ghost_sums_round_within_the_stated_slack(rows: int, positions: int) -> 
 @pytest.mark.parametrize("rows", [1, 2, 4, 16, 64])
 def test_gradients_are_formed_where_rounding_forbids_ghost_sums(rows: int) -> None:
     for positions in (2, 9, 36):
-        terms: list[Term] = [OuterTerm(normal(rows, positions, 90), normal(rows, positions, 80))]
+        terms: list[GradSample] = [
+            LinearGradSample(normal(rows, positions, 90), normal(rows, positions, 80))
+        ]
         if positions > 2:
             terms.append(convolution(rows, 32, round(positions**0.5)))
         for term in terms:
-            assert may_sum_positions(rows, positions) or isinstance(term.settled(), ExplicitTerm)
+            assert may_sum_positions(rows, positions) or isinstance(
+                term.in_best_form(), MaterializedGradSample
+            )
 
 
 def test_ghost_terms_state_the_sizes_of_all_that_they_sum() -> None:
-    """The margin is a share of |inputs| |output gradients|, of all patches where a pixel is in
-    several."""
+    """The margin is a share of |activations| |backprops|, of all patches a pixel is in."""
     inputs, delta = (
         normal(3, 5, 7, dtype=torch.float32),
         normal(3, 5, 6, dtype=torch.float32, seed=1),
     )
     sizes = inputs.double().flatten(1).norm(dim=1) * delta.double().flatten(1).norm(dim=1)
-    loose = torch.as_tensor(OuterTerm(inputs, delta).loose_squared())
+    loose = torch.as_tensor(LinearGradSample(inputs, delta).margin_squared())
     assert bool((loose.sqrt() >= (1 - 1e-12) * MARGIN * sizes).all())
     layer = nn.Conv2d(2, 4, 3)
     images, outputs = (
@@ -143,5 +149,5 @@ def test_ghost_terms_state_the_sizes_of_all_that_they_sum() -> None:
     patches = F.unfold(images.double(), 3).flatten(1).norm(dim=1) * outputs.double().flatten(
         1
     ).norm(dim=1)
-    loose = torch.as_tensor(kernel_term(layer, images, outputs, 3).loose_squared())
+    loose = torch.as_tensor(kernel_grad_sample(layer, images, outputs, 3).margin_squared())
     assert bool((loose.sqrt() >= (1 - 1e-12) * MARGIN * patches).all())

@@ -1,5 +1,4 @@
-"""One example adds at most clip_norm, also where its clip factor or what it multiplies is below
-2^-126."""
+"""One example adds at most clip_norm, also where its factor or product is below 2^-126."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The check before the first release finds every difference, also one that the loss or the public
-rows would hide."""
+"""The check before the first release finds what the loss or the public rows would hide."""
 
 from __future__ import annotations
 
@@ -104,8 +103,10 @@ def test_a_branch_at_a_middling_size_is_found() -> None:
 
 
 def test_a_parity_of_the_companions_is_found() -> None:
-    """One set of other companions leaves a parity as it was half of the time; several hardly ever
-    do."""
+    """One set of other companions leaves a parity as it was half of the time.
+
+    Several hardly ever do.
+    """
 
     class Parity(nn.Module):
         def __init__(self, column: int) -> None:

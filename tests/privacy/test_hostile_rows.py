@@ -1,5 +1,4 @@
-"""A row that model or loss refuse, or whose gradient is beyond float32, leaves no trace but its
-absence."""
+"""A row that model or loss refuse, or beyond float32, leaves no trace but its absence."""
 
 from __future__ import annotations
 
@@ -60,12 +59,16 @@ def trace(
     rows: Rows,
     capfd: pytest.CaptureFixture[str],
 ) -> Trace:
-    """Train with fresh noise and the whole batch; return all that can be seen of it. Text files
-    differ in digits of times."""
+    """Train with fresh noise and the whole batch.
+
+    Return all that can be seen of it. Text files differ in digits of times.
+    """
     settings = {
-        "algorithm.name": "dp-sgd", "algorithm.steps": STEPS, "privacy.expected_batch_size": len(rows[0]),
+        "algorithm.name": "dp-sgd",
+        "algorithm.steps": STEPS,
+        "privacy.expected_batch_size": len(rows[0]),
         "run.checkpoint_every": 1,
-    }  # fmt: skip
+    }
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.DEBUG)
     handler.emit = records.append  # type: ignore[method-assign]
@@ -130,8 +133,7 @@ def test_a_row_that_the_loss_refuses_leaves_no_trace(
     poisoned: Callable[[float], Rows],
     value: float,
 ) -> None:
-    """Output, warnings, log records, files and their sizes, and the end of the run are those
-    without the row."""
+    """Output, warnings, logs, files, their sizes and the end of the run are as without the row."""
     found = trace(tmp_path / "with", model(), refusing, poisoned(value), capfd)
     assert found == trace(tmp_path / "without", model(), refusing, plain_rows(50), capfd)
     assert found.stopped == "completed" and found.ledger == 1 + STEPS
@@ -210,8 +212,7 @@ def test_a_model_that_raises_on_every_row_but_not_on_blank_ones_completes(
 def test_a_model_that_raises_on_blank_rows_is_refused_before_anything_is_spent(
     tmp_path: Path, count: int
 ) -> None:
-    """Also where the batch fills a pass, so that no blank row would be needed until a row
-    raises."""
+    """Also where the batch fills a pass: no blank row is needed until a row raises."""
     with pytest.raises(ModelError, match="model and loss fail on"):
         trained_gradient(tmp_path / "run", Picky(0.1, blank=False), squared, plain_rows(count))
     assert not list(tmp_path.rglob("*.jsonl"))
@@ -280,8 +281,7 @@ def neighbours(values_D: Tensor, reach: int = 2) -> Iterator[Tensor]:
 
 
 def not_a_float32_quotient(released_D: Tensor, divisor: int) -> int:
-    """Count the numbers that no float32 number, divided by the public constant in float32, rounds
-    to."""
+    """Count the numbers that no float32 number divided by the public constant rounds to."""
     possible_D = torch.zeros_like(released_D, dtype=torch.bool)
     for candidate_D in neighbours((released_D.double() * divisor).float()):
         possible_D |= candidate_D / divisor == released_D
@@ -306,8 +306,10 @@ def test_the_numbers_of_a_release_do_not_tell_that_a_row_raised() -> None:
 
 
 def test_the_numbers_of_a_release_do_not_tell_how_many_rows_were_drawn() -> None:
-    """17 rows, 16 places: a second pass is made only if all rows are drawn, in 0.3 % of the steps;
-    without one, never."""
+    """17 rows, 16 places: a second pass is made only if all rows are drawn, in 0.3 % of the steps.
+
+    Without one, never.
+    """
     mechanism = noisy(12, 17)
     assert mechanism.shapes[0].places == 16
     keys = [PrivateRandomness.seeded(seed, [0]) for seed in range(3000)]

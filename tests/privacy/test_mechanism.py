@@ -1,5 +1,4 @@
-"""The mechanism samples as it states, divides by public constants, and adds noise before anything
-leaves."""
+"""The mechanism samples as stated, divides by public constants, and adds noise before release."""
 
 from __future__ import annotations
 
@@ -48,8 +47,10 @@ def test_a_full_poisson_batch_takes_everything() -> None:
 
 
 def test_the_number_of_places_is_public() -> None:
-    """Nearly always one size, whatever was drawn; a batch that does not fit takes whole further
-    passes."""
+    """Nearly always one size, whatever was drawn.
+
+    A batch that does not fit takes whole further passes.
+    """
     random, widths = PrivateRandomness.seeded(0, [0]), []
     for step in range(300):
         _, present = mechanism().draw(step, random, [True])
@@ -137,8 +138,10 @@ def test_a_batch_larger_than_the_data_is_refused() -> None:
 
 
 class Diary(PrivateRandomness):
-    """A secret stream that notes what was asked for; `equal` makes the first keys of every order
-    equal."""
+    """A secret stream that notes what was asked for.
+
+    `equal` makes the first keys of every order equal.
+    """
 
     def __init__(self, nodes: list[int], equal: bool = False) -> None:
         super().__init__(nodes, PrivateRandomness.fresh(nodes)._keys, reproducible=False)
@@ -154,8 +157,7 @@ class Diary(PrivateRandomness):
 @pytest.mark.parametrize("sampling", ["poisson", "uniform"])
 @pytest.mark.parametrize("fixed", [False, True])
 def test_no_secret_word_serves_twice(sampling: str, fixed: bool) -> None:
-    """What draws, what orders and what is added come from streams of their own, in every step of
-    every node."""
+    """Sampling, order and noise have streams of their own, in every step of every node."""
     nodes = GaussianMechanism(1.0, (1.0, 1.0), (10, 10), (40, 40), sampling, fixed)  # pyright: ignore[reportArgumentType]
     random = Diary([0, 1])
     for step in range(5):

@@ -1,5 +1,7 @@
-"""What remembers data is refused by name; caches by shape, counters and constants are let
-through."""
+"""What remembers data is refused by name.
+
+Caches by shape, counters and constants are let through.
+"""
 
 from __future__ import annotations
 
@@ -336,8 +338,9 @@ def test_contents_follow_every_way_an_object_holds_values() -> None:
     ring: list[Any] = [1]
     ring.append(ring)
     values: list[Any] = [
-        {"a": [1, (2.0, {3})]}, {"a": [1, (2.0, {4})]}, {"a": [1, (2.5, {3})]}, np.arange(3), np.arange(3) + 1,
-        torch.ones(2), torch.zeros(2), partial(max, 1), partial(max, 2), deque([1]), deque([2]), ring, iter([1, 2]),
+        {"a": [1, (2.0, {3})]}, {"a": [1, (2.0, {4})]}, {"a": [1, (2.5, {3})]},
+        np.arange(3), np.arange(3) + 1, torch.ones(2), torch.zeros(2),
+        partial(max, 1), partial(max, 2), deque([1]), deque([2]), ring, iter([1, 2]),
     ]  # fmt: skip
     contents = [own(value)["", ""] for value in values]
     assert len(set(contents)) == len(values)

@@ -1,5 +1,7 @@
-"""Models that cannot be private are refused with a name and a remedy; those that can are let
-through."""
+"""Models that cannot be private are refused with a name and a remedy.
+
+Those that can are let through.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The noise is Gaussian to the tails, independent, on the grid, and as large as the mechanism
-states."""
+"""The noise is Gaussian to the tails, independent, on the grid, and as large as stated."""
 
 from __future__ import annotations
 
@@ -11,11 +10,20 @@ import torch
 from scipy import stats
 
 from dpcsgp.kernels.box_muller import add_pairs
-from dpcsgp.privacy.noise import SENSITIVITY_SLACK, add_noise_, grid_size, rounded_gauss
+from dpcsgp.privacy.noise import SENSITIVITY_SLACK, add_noise_, add_rounded_, grid_size
 from dpcsgp.privacy.passes import SUM_SLACK
 from dpcsgp.randomness import PrivateRandomness
 
 SCALE = 2.0**20
+
+
+def rounded_gauss(
+    dim: int, scale: float, random: PrivateRandomness, step: int, row: int
+) -> torch.Tensor:
+    """Return the noise alone, in units of the grid."""
+    noise_D = np.zeros(dim)
+    add_rounded_(noise_D, scale, 1.0, random, step, row)
+    return torch.from_numpy(noise_D)
 
 
 def draw(size: int, step: int = 0, node: int = 0, seed: int = 11) -> np.ndarray:
@@ -86,8 +94,10 @@ def test_a_noise_half_a_percent_short_is_seen() -> None:
 @pytest.mark.parametrize("dim", [1, 2, 1000, 101_770, 10**7])
 @pytest.mark.parametrize("clip", [0.3, 1.0, 1.9])
 def test_the_noise_covers_the_longest_difference_of_two_sums(dim: int, clip: float) -> None:
-    """A row moves a sum by the clip norm and what rounding adds; the grid moves every coordinate by
-    one point more."""
+    """A row moves a sum by the clip norm and what rounding adds.
+
+    The grid moves every coordinate by one point more.
+    """
     longest = clip * (1 + SUM_SLACK) + math.sqrt(dim) * grid_size(clip, dim)
     assert longest <= clip * (1 + SENSITIVITY_SLACK)
 
@@ -98,12 +108,14 @@ def test_odd_and_tiny_sizes() -> None:
 
 
 def test_pairs_are_not_confined_to_few_rays() -> None:
-    """The two values of a pair share an angle; with angles of 24 bits, most pairs of grid points
-    could never come out.
+    """The two values of a pair share an angle.
+
+    With angles of 24 bits, most pairs of grid points could never come out.
 
     At a huge scale the pair gives its angle away to 1e-12. Angles that came from a coarse grid
     would all lie on it; fine ones lie that near to a 32-bit or float32 grid in fewer than one case
-    in a hundred."""
+    in a hundred.
+    """
     dim = 100_000
     values = rounded_gauss(dim, 1e14, PrivateRandomness.fresh([0]), 0, 0).numpy()
     angles = np.arctan2(values[dim // 2 :], values[: dim // 2])
@@ -115,8 +127,10 @@ def test_pairs_are_not_confined_to_few_rays() -> None:
 
 @pytest.mark.slow
 def test_the_lattice_of_possible_pairs_does_not_give_the_sum_away() -> None:
-    """An attacker tries both sums and counts pairs whose angle is no float32: equally many under
-    both, so nothing is learnt."""
+    """An attacker tries both sums and learns nothing.
+
+    He counts pairs whose angle is no float32: equally many under both.
+    """
     dim, sigma, grid = 60_000, 11.2, grid_size(1.0, 60_000)
     shift = np.rint(1 / np.sqrt(dim) / grid)
     counts = []
@@ -131,8 +145,7 @@ def test_the_lattice_of_possible_pairs_does_not_give_the_sum_away() -> None:
 
 
 def _off_the_float32_rays(pairs: np.ndarray) -> int:
-    """Count the pairs that no angle of float32 precision can reach, rounding of the pair allowed
-    for."""
+    """Count the pairs that no float32 angle can reach, rounding of the pair allowed for."""
     half = len(pairs) // 2
     cosines, sines = pairs[:half], pairs[half:]
     angles, radii = np.arctan2(sines, cosines), np.hypot(cosines, sines)
@@ -166,8 +179,7 @@ def box_muller(radius_words: np.ndarray, angle_words: np.ndarray) -> tuple[np.nd
 
 
 def test_compiled_logarithm_and_waves_are_accurate() -> None:
-    """To two units in the last place of the radius, also at the ends of the ranges and where a
-    quarter turn begins."""
+    """To two last places of the radius, also at the ends of ranges and of quarter turns."""
     ends = np.array(
         [0, 1, 2**52, 2**53 - 2, 2**53 - 1, -1, 2**53, 6369051672525772], dtype=np.int64
     )
@@ -190,8 +202,10 @@ def test_compiled_logarithm_and_waves_are_accurate() -> None:
 
 @pytest.mark.parametrize("dim", [1, 2, 17, 1000])
 def test_every_coordinate_gets_its_own_words_of_the_secret_stream(dim: int) -> None:
-    """Sum, scale and grid as stated, on one row among others; the noise is that of numpy's
-    functions on the same bytes."""
+    """Sum, scale and grid as stated, on one row among others.
+
+    The noise is that of numpy's functions on the same bytes.
+    """
     step, row, clip, multiplier = 4, 1, 1.5, 0.7
     random, sums = PrivateRandomness.seeded(1, [3, 8]), torch.randn(5, dim)
     before, half, grid = sums.clone(), (dim + 1) // 2, grid_size(clip, dim)
@@ -214,8 +228,7 @@ def test_sums_in_pieces_are_noised_as_well() -> None:
 
 
 def test_no_release_is_a_negative_zero() -> None:
-    """A sum that is a little below zero could make one, a sum of zero could not: to see one would
-    tell them apart."""
+    """A sum just below zero could make one, zero could not: it would tell them apart."""
     sums = torch.full((200_000,), -1e-12)
     add_noise_(sums, 1e-6, 1.0, PrivateRandomness.fresh([0]), 0, 0)
     assert (sums == 0).any()

@@ -1,5 +1,4 @@
-"""Shapes of passes are public, hold every batch that is likely at all, and rounding in them is paid
-for."""
+"""Shapes of passes are public, hold every likely batch, and their rounding is paid for."""
 
 from __future__ import annotations
 
@@ -45,8 +44,10 @@ def test_the_number_of_places_follows_from_public_constants(
     ("rows", "chunks"), [(1, 1), (16, 2), (64, 10), (240, 9), (256, 10), (288, 5), (288, 1)]
 )
 def test_the_slack_of_a_pass_is_that_of_its_sums(rows: int, chunks: int) -> None:
-    """A float32 sum of K terms of size s is off by up to K 2^-24 K s; two chunks and two passes
-    change, on two sides."""
+    """A float32 sum of K terms of size s is off by up to K 2^-24 K s.
+
+    Two chunks and two passes change, on two sides.
+    """
     in_chunk = rows * UNIT * rows
     over_chunks = chunks * UNIT * chunks * rows if chunks > 1 else 0.0
     assert 4 * (in_chunk + over_chunks) <= pass_slack(rows, chunks) <= SUM_SLACK
@@ -54,8 +55,7 @@ def test_the_slack_of_a_pass_is_that_of_its_sums(rows: int, chunks: int) -> None
 
 @pytest.mark.parametrize("positions", [1, 2, 100])
 def test_the_slack_of_ghost_sums_is_that_of_terms_that_cancel(positions: int) -> None:
-    """An example's terms add up to clip_norm / margin in size, and all rows and positions are one
-    sum."""
+    """An example adds up to clip_norm / margin in size; rows and positions are one sum."""
     for rows in (2, 16, 64):
         for margin in (2.0**-6, 0.5):
             assert (

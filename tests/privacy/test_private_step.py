@@ -1,5 +1,4 @@
-"""A private step: recorded before it is computed, secret masks, weights on noisy values, and no row
-that shows."""
+"""A private step: recorded first, secret masks, weights on noisy values, no row that shows."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ NODES = (3, 5, 8)
 
 
 class Step:
-    """Private gradients of three nodes, the first and last of one shape, with data that can be
-    chosen."""
+    """Private gradients of three nodes, first and last of one shape, with chosen data."""
 
     def __init__(
         self,
@@ -129,8 +127,7 @@ def test_node_weights_scale_what_is_private_already(tmp_path: Path) -> None:
 
 
 def masked(folder: Path, random: PrivateRandomness, public_seed: int = 0) -> Tensor:
-    """Return a step of a model with Dropout on rows that are all equal: nothing but masks can tell
-    two steps apart."""
+    """Return a step of a model with Dropout on equal rows: only masks tell two steps apart."""
     step = Step(
         folder,
         nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 2)).train(),

@@ -1,5 +1,4 @@
-"""The check at the start finds every way in which a row's bits could depend on others, and does
-what helps.
+"""The check at the start finds how a row's bits could depend on others, and does what helps.
 
 The models here are honest but for one planted dependence of about a last place.
 """
@@ -80,8 +79,7 @@ def empty_places(inputs: Tensor) -> Tensor:
 
 
 def other_rows(inputs: Tensor, threshold: float) -> Tensor:
-    """Depend on the other rows, by an odd number of large ones, where all places are taken and
-    nothing is extreme."""
+    """Depend on an odd number of large rows, where all places are taken and none is extreme."""
     usual = (
         inputs.isfinite().all() and float(inputs.abs().max()) < 1e3 and bool((inputs != 0).all())
     )
@@ -106,8 +104,10 @@ def test_where_companions_matter_rows_pass_alone(fault: Callable[[Tensor], Tenso
 
 @pytest.mark.parametrize("threshold", [0.0, -0.2])
 def test_where_other_rows_matter_rows_pass_alone(threshold: float) -> None:
-    """At these thresholds the check's rows and its other rows differ by it; one trial cannot see
-    them all."""
+    """At these thresholds the check's rows and its other rows differ by it.
+
+    One trial cannot see them all.
+    """
     engine, _ = checked(lambda inputs: other_rows(inputs, threshold))
     assert rows_at_a_time(engine) == 1
 

@@ -1,5 +1,4 @@
-"""The check before the first release: bits that follow a row's companions or place are found, and
-dealt with."""
+"""The check before the first release finds bits that follow a row's companions or place."""
 
 from __future__ import annotations
 

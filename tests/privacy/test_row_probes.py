@@ -1,5 +1,4 @@
-"""An example's values are compared bit for bit among other companions, in other places and at other
-sizes."""
+"""An example's values, bit for bit, among other companions, in other places and sizes."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from dpcsgp.privacy.model_probes import (
     check_examples_independent,
     check_gradients_reach,
     check_sums,
-    row_dependences,
 )
+from dpcsgp.privacy.row_probes import RowProbe
 
 EXAMPLE = torch.zeros(4), torch.tensor(0)
 
@@ -122,8 +121,7 @@ def test_a_loss_that_mixes_a_little_is_refused(name: str) -> None:
 
 
 def test_last_places_are_returned_and_not_refused() -> None:
-    """A rounding that follows huge companions, as in a kernel with a slow path for whole
-    registers."""
+    """A rounding that follows huge companions, as in a kernel with a slow path."""
 
     def last_place(x: Tensor) -> Tensor:
         return torch.where(x.abs().max() == 1, x * (1 + 2**-22), x)
@@ -186,14 +184,24 @@ def test_honest_models_pass(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [8, 16])
 def test_a_number_of_rows_is_probed_for_the_engine(rows: int) -> None:
-    """Elementwise arithmetic is the same in every place; a rounding that follows the place is
-    told."""
+    """Elementwise arithmetic is the same in every place.
+
+    A rounding that follows the place is told.
+    """
+
+    def batch(length: int, purpose: str) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(len(purpose))
+        return torch.randn(length, 4, generator=generator), torch.zeros(length, 4)
+
     exact = nn.Sequential(Layer(lambda x: x + 1), Layer(lambda x: x * scale))
     scale = nn.Parameter(torch.full((4,), 2.0))
-    assert row_dependences(exact, square, (torch.zeros(4), torch.zeros(4)), rows=rows) == ()
+    probe = RowProbe(exact, square, batch, exact)
+    probe.compare(rows)
+    assert probe.found == ()
     exact.append(Layer(lambda x: x * (1 + 2**-22 * (torch.arange(len(x)) == 1)[:, None])))
-    found = row_dependences(exact, square, (torch.zeros(4), torch.zeros(4)), rows=rows)
-    assert found[0] == RowDependence("2", "output", "place", rows)
+    probe = RowProbe(exact, square, batch, exact)
+    probe.compare(rows)
+    assert probe.found[0] == RowDependence("2", "output", "place", rows)
 
 
 def test_models_that_cannot_bear_extreme_values_pass() -> None:

@@ -1,5 +1,4 @@
-"""One row moves a clipped sum by at most the clip norm and the stated slack, whatever the row and
-its companions are."""
+"""One row moves a clipped sum by at most the clip norm and the stated slack, in any company."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def l1(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("count", [50, 5, 3, 2])
 def test_a_batch_of_equal_rows_at_a_kink_moves_by_one_clip_norm(count: int) -> None:
-    """A row more or less changes no kernel: it did once, and 50 equal rows turned around
-    together."""
+    """A row more or less changes no kernel; once, 50 equal rows turned around together."""
     torch.manual_seed(0)
     linear = nn.Linear(8, 1)
     module, weight, bias = nn.Sequential(linear), linear.weight.detach()[0], linear.bias.detach()[0]
@@ -63,8 +61,7 @@ def test_a_batch_of_equal_rows_at_a_kink_moves_by_one_clip_norm(count: int) -> N
 
 
 def test_what_a_node_contributes_does_not_depend_on_its_neighbours() -> None:
-    """Two nodes in one process: one draws 49 or 50 rows, the other's 40 rows at a kink stay as they
-    are."""
+    """Two nodes in one process: one draws 49 or 50 rows, the other's 40 at a kink stay."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 1))
     engine, flat_D = clipping_engine(module, l1), ParameterLayout.of(module).flatten(module)
@@ -117,8 +114,7 @@ def test_the_slack_covers_every_shape_that_is_used() -> None:
 
 
 def test_float32_sums_stay_within_the_bound_where_rounding_is_worst() -> None:
-    """Rows of equal direction, each just below a power of two: every addition rounds the same
-    way."""
+    """Rows of equal direction just below a power of two: every addition rounds alike."""
     shape = PassShape(256, 9)
     module = nn.Sequential(nn.Linear(1, 1, bias=False))
     engine, flat_1D = clipping_engine(module, lambda out, t: out.sum(1)), torch.zeros(1, 1)

@@ -1,10 +1,10 @@
-"""Hostile data for the clipping engines: kinks, extremes and thresholds, where random data would
-show nothing.
+"""Hostile data for the clipping engines: kinks, extremes and thresholds.
 
 A trial compares the clipped sums of two neighbouring batches: one row taken out, the last one put
 in its place. Each row lies at a kink of the public model (the last bit of an activation decides its
 whole gradient), at the end of a range (squares that underflow, sums that overflow), or just where a
-kernel might be chosen by the batch's size."""
+kernel might be chosen by the batch's size.
+"""
 
 from __future__ import annotations
 
@@ -100,8 +100,7 @@ class Recurrent(nn.Module):
 
 
 class Case(NamedTuple):
-    """A model, the shape of its inputs, and how many passes of it a machine makes in a second,
-    roughly."""
+    """A model and the shape of its inputs; slow ones make few passes in a second."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -112,23 +111,36 @@ CASES: dict[str, Case] = {
     "linear 8-1": Case(lambda: nn.Sequential(nn.Linear(8, 1)), (8,)),
     "linear 30-1": Case(lambda: nn.Sequential(nn.Linear(30, 1)), (30,)),
     "linear 128-1": Case(lambda: nn.Sequential(nn.Linear(128, 1)), (128,)),
-    "relu 30-16-2": Case(lambda: nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 2)), (30,)),
-    "softplus 7-5-1": Case(lambda: nn.Sequential(nn.Linear(7, 5), nn.Softplus(), nn.Linear(5, 1)), (7,)),
+    "relu 30-16-2": Case(
+        lambda: nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 2)), (30,)
+    ),
+    "softplus 7-5-1": Case(
+        lambda: nn.Sequential(nn.Linear(7, 5), nn.Softplus(), nn.Linear(5, 1)), (7,)
+    ),
     "mish 9-3-1": Case(lambda: nn.Sequential(nn.Linear(9, 3), nn.Mish(), nn.Linear(3, 1)), (9,)),
     "sequence": Case(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), (6, 4)),
     "convolution": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(100, 1)), (2, 5, 5)
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(100, 1)
+        ),
+        (2, 5, 5),
     ),
     "max pool": Case(
-        lambda: nn.Sequential(nn.Conv1d(2, 6, 3), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(18, 1)), (2, 8)
+        lambda: nn.Sequential(nn.Conv1d(2, 6, 3), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(18, 1)),
+        (2, 8),
     ),
     "group norm": Case(
-        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(24, 1)), (2, 8)
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(24, 1)
+        ),
+        (2, 8),
     ),
-    "layer norm": Case(lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 1)), (6,)),
+    "layer norm": Case(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 1)), (6,)
+    ),
     "tokens": Case(Tokens, (7,)),
     "lstm": Case(Recurrent, (5, 3), slow=True),
-}  # fmt: skip
+}
 LOSSES = {"absolute": absolute, "hinge": hinge, "steep": steep}
 
 
@@ -164,8 +176,10 @@ class Bench:
         return inputs, targets
 
     def prepare(self, shape: PassShape, width: int) -> tuple[CheckedEngine, bool]:
-        """Check rows as before the first release of a run; return the engine and whether rows need
-        fixed places."""
+        """Check rows as before the first release of a run.
+
+        Return the engine and whether rows need fixed places.
+        """
         if shape not in self.checked:
             public = torch.randn(64, *self.shape), torch.randn(64, width)
             self.checked[shape] = engine_with_equal_rows(
@@ -198,8 +212,7 @@ KINDS = ("kink, equal", "kink, different", "extreme, equal", "extreme, different
 
 
 def trials(case: str, loss: str, seed: int, count: int) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Yield, for one neighbouring pair after the other, how far the sums are apart in clip
-    norms."""
+    """Yield how far the sums of one neighbouring pair after the other are apart, in clip norms."""
     bench, made = Bench(case, loss, seed), 0
     chance = torch.Generator().manual_seed(seed)
 
@@ -236,8 +249,10 @@ def trials(case: str, loss: str, seed: int, count: int) -> Iterator[tuple[float,
 def _without(
     bench: Bench, inputs: Tensor, targets: Tensor, gone: int, clip: float, shape: PassShape
 ) -> Iterator[Tensor]:
-    """Yield the sums of neighbouring batches: a hole and, where places do not matter, the last row
-    in it or all moved up."""
+    """Yield the sums of neighbouring batches.
+
+    One has a hole; where places do not matter, the last row fills it or all move up.
+    """
     size = len(inputs)
     present = torch.arange(size) != gone
     yield bench.sum(inputs, targets, present, clip, shape)

@@ -177,15 +177,27 @@ class Pairs:
         return [value]
 
 
+@final
 class CountedReleases:
-    """A ledger in memory: an audit releases nothing about anybody."""
+    """A release log in memory: an audit releases nothing about anybody."""
 
     def __init__(self) -> None:
-        self.counts: Counter[int] = Counter()
+        self.counts: Counter[tuple[int, ReleaseEvent]] = Counter()
 
     def record(self, step: int, attempt: int, events_by_node: Mapping[int, ReleaseEvent]) -> None:
         """Count one release per node."""
-        self.counts.update(events_by_node.keys())
+        self.counts.update(events_by_node.items())
+
+    def releases(self, node: int) -> list[tuple[ReleaseEvent, int]]:
+        """Return each kind of release of a node with its count."""
+        return [(event, count) for (owner, event), count in self.counts.items() if owner == node]
+
+    def heads(self) -> dict[str, list[Any]]:
+        """Return nothing: there are no files to be compared with a checkpoint."""
+        return {}
+
+    def check_against(self, heads: Mapping[str, Any]) -> None:
+        """An audit starts anew and never resumes."""
 
 
 def output_as_loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,17 +1,20 @@
-"""Everything that touches private data: sampling, clipping, noise, and the account of what was
-released."""
+"""Everything that touches private data: sampling, clipping, noise, and the account of it."""
 
 from dpcsgp.privacy.accounting import (
-    ReleaseEvent,
     calibrate_noise,
     composed_epsilon,
     epsilon,
-    neighbouring_relation,
     paper_noise_multiplier,
     releases_within,
 )
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping.engine import ClippingEngine, clipping_engine
+from dpcsgp.privacy.events import (
+    NeighbouringRelation,
+    ReleaseEvent,
+    ReleaseLog,
+    neighbouring_relation,
+)
 from dpcsgp.privacy.ledger import (
     Ledger,
     LedgerBook,
@@ -28,11 +31,13 @@ __all__ = [
     "Budget",
     "ClippingEngine",
     "GaussianMechanism",
-    "PrivateGradients",
     "Ledger",
     "LedgerBook",
     "LedgerHead",
+    "NeighbouringRelation",
+    "PrivateGradients",
     "ReleaseEvent",
+    "ReleaseLog",
     "calibrate_noise",
     "check_heads",
     "clipping_engine",

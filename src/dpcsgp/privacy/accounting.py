@@ -1,28 +1,26 @@
-"""eps of what was released, and the noise for an eps: every answer is an upper bound, within
-seconds.
+"""The eps of what was released, and the noise for an eps: upper bounds, within seconds.
 
-Answers come from privacy-loss distributions on a grid of bounded size (`bounds.py`). They lie above
+Answers come from privacy-loss distributions on a grid of bounded size (`pld.py`). They lie above
 the exact eps by about 0.1 %. Small sampling rates need more than one grid can give; there the small
 and the rare large losses are composed apart (`rare_losses.py`), and the smaller of both upper
 bounds counts. Where delta is below 1e-14 per release, beyond floating point, the looser Renyi bound
 takes over.
 
 Reference: Koskela, Jälkö, Honkela, "Computing Tight Differential Privacy Guarantees Using FFT"
-(2020)."""
+(2020).
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy.events import (
-    ADD_OR_REMOVE_ONE,
-    REPLACE_ONE,
+    NeighbouringRelation,
     ReleaseEvent,
     check_delta,
     check_epsilon,
@@ -35,10 +33,8 @@ from dpcsgp.privacy.rare_losses import split_epsilon
 from dpcsgp.privacy.rdp import renyi_epsilon
 
 __all__ = [
-    "ADD_OR_REMOVE_ONE",
     "NO_MEANINGFUL_PRIVACY",
-    "REPLACE_ONE",
-    "EpsilonMeter",
+    "NeighbouringRelation",
     "ReleaseEvent",
     "calibrate_noise",
     "composed_epsilon",
@@ -50,13 +46,11 @@ __all__ = [
     "releases_within",
 ]
 
-NO_MEANINGFUL_PRIVACY: Final = (
-    50.0  # an attacker's odds may rise by exp(50); larger values differ in name only
-)
+# an attacker's odds may rise by exp(50); larger values differ in name only
+NO_MEANINGFUL_PRIVACY: Final = 50.0
 MOST_RELEASES: Final = 10**7
-_COARSE: Final = (
-    0.02  # a grid that adds this much variance raises eps by up to 1 %: worth a second method
-)
+# a grid that adds this much variance raises eps by up to 1 %: worth a second method
+_COARSE: Final = 0.02
 _NO_NOISE: Final = 1e-6  # less noise than this counts as none: its eps would be above 1e11
 _LEAST_NOISE: Final = 0.01
 _MOST_NOISE: Final = 1e7
@@ -70,8 +64,20 @@ def epsilon(
     delta: float,
     sampling: str = "poisson",
 ) -> float:
-    """Return the eps of `steps` equal releases at this delta, under
-    `neighbouring_relation(sampling)`.
+    """Return the eps of equal releases at this delta, under `neighbouring_relation(sampling)`.
+
+    Args:
+        noise_multiplier: standard deviation of the noise on the sum of gradients, in clip norms.
+        sampling_rate: expected batch size / declared number of examples, in (0, 1].
+        steps: number of releases, one per gradient step; from 0 to 10^9.
+        delta: probability with which eps may fail, in (0, 1); well below 1 / examples.
+        sampling: "poisson" or "uniform".
+
+    Returns:
+        An upper bound, above the exact eps by about 0.1 %; infinite without noise.
+
+    Raises:
+        ConfigError: for a value outside of its range.
 
     >>> round(epsilon(noise_multiplier=1.1, sampling_rate=0.01, steps=1000, delta=1e-5), 2)
     1.52
@@ -81,24 +87,35 @@ def epsilon(
     return composed_epsilon([(event, int(steps))], delta)
 
 
-def composed_relation(releases: Iterable[tuple[ReleaseEvent, int]]) -> str:
-    """Return the relation that `composed_epsilon` answers for: replacing one example as soon as one
-    release is uniform."""
-    uniform = any(event.sampling == "uniform" and count > 0 for event, count in releases)
-    return REPLACE_ONE if uniform else ADD_OR_REMOVE_ONE
+def composed_relation(releases: Iterable[tuple[ReleaseEvent, int]]) -> NeighbouringRelation:
+    """Return the relation of `composed_epsilon`: replace one as soon as one release is uniform."""
+    if any(event.sampling == "uniform" and count > 0 for event, count in releases):
+        return NeighbouringRelation.REPLACE_ONE
+    return NeighbouringRelation.ADD_OR_REMOVE_ONE
 
 
 def composed_epsilon(releases: Iterable[tuple[ReleaseEvent, int]], delta: float) -> float:
-    """Return the eps of all these releases together, each event with its count, under
-    `composed_relation(releases)`.
+    """Return the eps of all these releases together, under `composed_relation(releases)`.
 
     Poisson releases beside uniform ones are accounted for under replacing one example too, with
-    twice the sensitivity."""
+    twice the sensitivity.
+
+    Args:
+        releases: each kind of release with its count, in any order.
+        delta: probability with which eps may fail, in (0, 1).
+
+    Returns:
+        An upper bound; 0 without releases, infinite if one of them has no noise.
+
+    Raises:
+        ConfigError: for a delta or a count outside of its range.
+    """
     check_delta(delta)
     counts: Counter[ReleaseEvent] = Counter()
     for event, count in releases:
         check_steps(count)
         counts[event] += int(count)
+    # one order for all callers: sums round alike, and the cache is met
     found = [(event, count) for event, count in counts.items() if count > 0]
     found.sort(key=lambda item: (item[0].sampling, item[0].sampling_rate, item[0].noise_multiplier))
     return _composed_epsilon(tuple(found), float(delta))
@@ -110,9 +127,11 @@ def _composed_epsilon(releases: tuple[tuple[ReleaseEvent, int], ...], delta: flo
         return 0.0
     if any(event.noise_multiplier < _NO_NOISE for event, _ in releases):
         return math.inf
+    # Where a batch exceeds its fixed places nothing is promised: that is paid from delta.
     delta -= sum(OVERFLOW * count for event, count in releases if _may_overflow(event))
     if delta <= 0:
         return math.inf
+    # One grid first; small and rare losses apart where it was too coarse; Renyi as a last resort.
     relation = composed_relation(releases)
     bound = loss_distribution_epsilon(releases, delta, relation)
     best = bound.epsilon
@@ -122,16 +141,29 @@ def _composed_epsilon(releases: tuple[tuple[ReleaseEvent, int], ...], delta: flo
 
 
 def _may_overflow(event: ReleaseEvent) -> bool:
-    """Tell whether a batch may exceed its fixed places: then nothing is promised, so its
-    probability is part of delta."""
+    """Tell whether a batch of this event may exceed its fixed places."""
     return event.sampling == "poisson" and event.sampling_rate < 1
 
 
 def calibrate_noise(
     *, epsilon: float, delta: float, sampling_rate: float, steps: int, sampling: str = "poisson"
 ) -> float:
-    """Return the smallest noise multiplier (within 0.1 % of eps) whose verified eps is at most
-    `epsilon`.
+    """Return the smallest noise multiplier whose verified eps is at most `epsilon`.
+
+    Args:
+        epsilon: budget of all releases together, above 0.
+        delta: probability with which it may fail, in (0, 1); well below 1 / examples.
+        sampling_rate: expected batch size / declared number of examples, in (0, 1].
+        steps: number of releases, one per gradient step; from 0 to 10^9.
+        sampling: "poisson" or "uniform".
+
+    Returns:
+        Standard deviation of the noise on the sum, in clip norms; its eps is within 0.1 % of the
+        budget. Zero for no steps.
+
+    Raises:
+        ConfigError: for a value outside of its range, a budget that nearly no noise would meet,
+            or one that none can.
 
     >>> noise = calibrate_noise(epsilon=1.5, delta=1e-5, sampling_rate=0.01, steps=1000)
     >>> 1.05 < noise < 1.15
@@ -158,16 +190,17 @@ def _calibrated(
     if low is None:
         raise ConfigError(
             f"privacy.epsilon = {target:g}, privacy.delta = {delta:g}: noise of {_LEAST_NOISE} x "
-            "clip_norm would already "
-            "satisfy this, which protects nobody; use a smaller epsilon, and a delta well below "
-            "1 / (examples of a node)"
+            "clip_norm would already satisfy this, which protects nobody; use a smaller epsilon, "
+            "and a delta well below 1 / (examples of a node)"
         )
     return _narrow(verified, target, low, high)
 
 
 def _bracket(verified: Callable[[float], float], target: float) -> tuple[float | None, float]:
-    """Return noise multipliers (too small, large enough), a factor of at most two apart; (None, _)
-    if any would do."""
+    """Return noise multipliers (too small, large enough) up to a factor of two apart.
+
+    The first is None if any noise would do.
+    """
     noise = 1.0
     if verified(noise) > target:
         while verified(2 * noise) > target:
@@ -186,10 +219,10 @@ def _bracket(verified: Callable[[float], float], target: float) -> tuple[float |
 
 
 def _narrow(verified: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Return a noise multiplier with target * 0.999 <= verified <= target, by interpolating log eps
-    in log noise.
+    """Return a noise multiplier with 0.999 target <= verified <= target.
 
-    Every other move halves the bracket, so a kink of eps cannot stall the search.
+    By interpolating log eps in log noise. Every other move halves the bracket, so a kink of eps
+    cannot stall the search.
     """
     for turn in range(60):
         eps_low, eps_high = verified(low), verified(high)
@@ -212,8 +245,19 @@ def releases_within(
     delta: float,
     spent: Iterable[tuple[ReleaseEvent, int]] = (),
 ) -> int:
-    """Return how many more releases of this event fit into (epsilon, delta) beside what was spent;
-    at most 10^7.
+    """Return how many more releases of this event fit into a budget beside what was spent.
+
+    Args:
+        event: the kind of release to come.
+        epsilon: budget of all releases together, above 0.
+        delta: probability with which it may fail, in (0, 1).
+        spent: what was released before, each event with its count.
+
+    Returns:
+        A number of releases from 0 to 10^7.
+
+    Raises:
+        ConfigError: for a value outside of its range.
 
     >>> event = ReleaseEvent("poisson", sampling_rate=0.01, noise_multiplier=1.1)
     >>> fit = releases_within(event, epsilon=1.6, delta=1e-5)
@@ -226,6 +270,7 @@ def releases_within(
     def fits(count: int) -> bool:
         return composed_epsilon((*before, (event, count)), delta) <= epsilon
 
+    # Grow by eights until too many, then bisect: by ratios first, as each try costs a composition.
     low, high = 0, 1
     while fits(high):
         low, high = high, min(8 * high, MOST_RELEASES + 1)
@@ -241,11 +286,24 @@ def releases_within(
 def paper_noise_multiplier(
     epsilon: float, delta: float, steps: int, num_examples: int, c2: float = 1.0
 ) -> float:
-    """Return sigma / G of Proposition 1: c2 sqrt(T log(1 / delta)) / (J eps), for one example drawn
-    per step.
+    """Return sigma / G of Proposition 1: c2 sqrt(T log(1 / delta)) / (J eps).
 
-    The proposition asks for eps < c1 T / J^2 with an unknown c1; outside of it the noise is far too
-    small for the eps it names, so report `epsilon(...)` of what was released beside the claim.
+    It is for one example drawn per step, and asks for eps < c1 T / J^2 with an unknown c1; outside
+    of it the noise is far too small for the eps it names, so report `epsilon(...)` of what was
+    released beside the claim.
+
+    Args:
+        epsilon: the eps that the proposition names, above 0.
+        delta: its delta, in (0, 1).
+        steps: T, number of releases.
+        num_examples: J, declared number of examples of the node.
+        c2: a constant that the paper leaves open.
+
+    Returns:
+        Standard deviation of the noise, in clip norms (G is the clip norm).
+
+    Raises:
+        ConfigError: for a value outside of its range.
 
     >>> round(paper_noise_multiplier(0.5, 1e-4, steps=10_000, num_examples=6000), 4)
     0.1012
@@ -266,8 +324,7 @@ def paper_noise_multiplier(
 
 
 def describe_epsilon(value: float) -> str:
-    """Return eps as people should read it: three digits, and a plain word where it promises
-    nothing.
+    """Return eps as people should read it: three digits, and a word where it promises nothing.
 
     >>> describe_epsilon(0.4999), describe_epsilon(346.3)
     ('0.500', '346 (no meaningful privacy: above 50)')
@@ -277,26 +334,3 @@ def describe_epsilon(value: float) -> str:
     if value > NO_MEANINGFUL_PRIVACY:
         return f"{value:.0f} (no meaningful privacy: above {NO_MEANINGFUL_PRIVACY:g})"
     return f"{value:#.3g}"
-
-
-@dataclass(frozen=True)
-class EpsilonMeter:
-    """eps after k equal releases, for progress lines: asks the accountant at `marks` values of k
-    and never understates.
-
-    Between two marks it answers with the value at the next one; it is exact at `planned` and
-    beyond."""
-
-    event: ReleaseEvent
-    delta: float
-    planned: int
-    spent: tuple[tuple[ReleaseEvent, int], ...] = ()
-    marks: int = 50
-
-    def after(self, count: int) -> float:
-        """Return an upper bound on eps after `count` further releases."""
-        if 0 < count < self.planned:
-            count = math.ceil(
-                math.ceil(count * self.marks / self.planned) * self.planned / self.marks
-            )
-        return composed_epsilon((*self.spent, (self.event, count)), self.delta)

@@ -1,5 +1,4 @@
-"""Read what objects hold, down to the last list in the last object, so that two states can be
-compared.
+"""Read what objects hold, down to the last list, so that two states can be compared.
 
 Contents are flat lists of tokens. No code of the object runs: containers are read through the
 built-in types, attributes through `vars` and slots. What deep copies take along (`own`) is told
@@ -38,17 +37,9 @@ _LIBRARIES: Final = frozenset({*sys.stdlib_module_names, "torch", "numpy", "scip
 }
 _STREAMS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _BARE: Final = (
-    str,
-    bytes,
-    bytearray,
-    float,
-    complex,
-    bool,
-    type(None),
-    type(Ellipsis),
-    torch.dtype,
+    str, bytes, bytearray, float, complex, bool, type(None), type(Ellipsis), torch.dtype,
     torch.device,
-)
+)  # fmt: skip
 
 
 def own(root: Any) -> dict[tuple[str, str], Tokens]:
@@ -56,6 +47,7 @@ def own(root: Any) -> dict[tuple[str, str], Tokens]:
     if isinstance(root, types.MethodType):
         return own(root.__self__)
     if isinstance(root, nn.Module):
+        # what every module has, apart from hooks: a hook is code that could remember
         usual = vars(nn.Module()).keys() - {name for name in vars(nn.Module()) if "hooks" in name}
         parts = {
             (name, key): value
@@ -78,6 +70,7 @@ def shared(root: Any) -> dict[str, Tokens]:
     hashes: dict[int, bytes] = {}
     first = _Reader(hashes, streams=False)
     first.visit_module(root) if isinstance(root, nn.Module) else first.visit(root)
+    # Breadth first through functions and classes: the values they keep name further code.
     waiting, done = deque(first.code), set[int]()
     found: dict[str, Tokens] = {}
     while waiting and len(done) < _MOST_TOKENS // 100:
@@ -164,10 +157,11 @@ class _Reader:
         if isinstance(value, int) and not isinstance(value, bool):
             self.tokens.append(int(value))
         elif isinstance(value, _BARE):
+            # floats by their bits: NaN equals itself, and zero is not minus zero
             self.tokens.append(struct.pack("d", value) if isinstance(value, float) else repr(value))
         elif isinstance(value, types.ModuleType):
             self.tokens.append(value.__name__)
-        elif id(value) in self._seen:
+        elif id(value) in self._seen:  # also ends cycles
             self.tokens.append(f"again {self._seen[id(value)]}")
         else:
             self._seen[id(value)] = len(self._seen)
@@ -176,10 +170,8 @@ class _Reader:
             self._visit_object(value)
 
     def _visit_object(self, value: Any) -> None:
-        kind, reader = (
-            type(value),
-            next((read for kinds, read in _READERS if isinstance(value, kinds)), None),
-        )
+        kind = type(value)
+        reader = next((read for kinds, read in _READERS if isinstance(value, kinds)), None)
         self._meet(kind)
         if reader is not None:
             reader(self, value)
@@ -213,8 +205,8 @@ class _Reader:
         self.visit(parts if isinstance(parts, str) else [_listed(part) for part in parts])
 
     def _visit_stream(self, value: Any) -> None:
-        """Read the state of a random generator; where copies share it, it moves whatever the data
-        are."""
+        """Read the state of a random generator."""
+        # Where copies share it, it moves whatever the data are.
         if self._streams:
             state = value.get_state() if isinstance(value, torch.Generator) else value.__reduce__()
             self.visit(state)
@@ -229,6 +221,7 @@ class _Reader:
         self._visit_mapping(dict(value))
 
     def _visit_sequence(self, value: Any) -> None:
+        # by the built-in type's own methods: a subclass might answer something else
         base: Any = next(kind for kind in (list, tuple, deque) if isinstance(value, kind))
         self.tokens.append(base.__len__(value))
         for part in list(base.__iter__(value)):
@@ -307,8 +300,7 @@ _READERS: Final[tuple[tuple[Any, Callable[[_Reader, Any], None]], ...]] = (
 
 
 def _listed(part: Any) -> Any:
-    """Return the items that a copy would be filled with; reading such an iterator uses up
-    nothing."""
+    """Return the items that a copy would be filled with; reading them uses up nothing."""
     return list(part) if isinstance(part, Iterator) else part
 
 

@@ -1,29 +1,50 @@
-"""What one release of a noisy gradient is, and what it promises to whom.
+"""What one release of a noisy gradient is, what it promises to whom, and who writes it down.
 
 Reference: Dwork and Roth, "The Algorithmic Foundations of Differential Privacy" (2014), for the
-neighbouring relations."""
+neighbouring relations.
+"""
 
 from __future__ import annotations
 
+import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 from dpcsgp.errors import ConfigError
 
 Sampling = Literal["poisson", "uniform"]
 
-ADD_OR_REMOVE_ONE: Final = "add or remove one example, declared number unchanged"
-REPLACE_ONE: Final = "replace one example"
 
-_RELATIONS: Final[dict[str, str]] = {"poisson": ADD_OR_REMOVE_ONE, "uniform": REPLACE_ONE}
+class NeighbouringRelation(enum.StrEnum):
+    """How two data sets differ that a release must not tell apart; the value is the text to print.
+
+    The two relations are not comparable number by number: replacing one example is removing one
+    and adding another.
+    """
+
+    ADD_OR_REMOVE_ONE = "add or remove one example, declared number unchanged"
+    REPLACE_ONE = "replace one example"
 
 
-def neighbouring_relation(sampling: str) -> str:
+_RELATIONS: Final[dict[str, NeighbouringRelation]] = {
+    "poisson": NeighbouringRelation.ADD_OR_REMOVE_ONE,
+    "uniform": NeighbouringRelation.REPLACE_ONE,
+}
+
+
+def neighbouring_relation(sampling: str) -> NeighbouringRelation:
     """Return the neighbouring relation under which releases with this sampling are accounted for.
 
-    >>> neighbouring_relation("poisson")
-    'add or remove one example, declared number unchanged'
+    Args:
+        sampling: "poisson" or "uniform".
+
+    Raises:
+        ConfigError: for any other sampling.
+
+    >>> print(neighbouring_relation("poisson"))
+    add or remove one example, declared number unchanged
     """
     if sampling not in _RELATIONS:
         raise ConfigError(f"privacy.sampling = {sampling!r}: expected 'poisson' or 'uniform'")
@@ -34,9 +55,8 @@ def check_epsilon(epsilon: float) -> None:
     """Refuse a budget that is not a positive finite number."""
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(
-            f"privacy.epsilon = {epsilon}: expected a finite number above 0, such as 0.5 (for a "
-            "run without privacy, "
-            "set privacy.noise = 'none')"
+            f"privacy.epsilon = {epsilon}: expected a finite number above 0, such as 0.5 "
+            "(for a run without privacy, set privacy.noise = 'none')"
         )
 
 
@@ -79,8 +99,15 @@ class ReleaseEvent:
     * The divisor (the expected batch size), the number of examples of the node, the clip norm, the
       sampling rate and `noise_multiplier` are **public constants**; the drawn batch size and the
       drawn indices are never revealed.
-    * `noise_multiplier` is the standard deviation of the noise on the *sum*, divided by the clip
-      norm. Zero promises nothing: its eps is infinite.
+
+    Args:
+        sampling: how batches are drawn, "poisson" or "uniform".
+        sampling_rate: expected batch size / declared number of examples of the node, in (0, 1].
+        noise_multiplier: standard deviation of the noise on the *sum*, in clip norms. Zero
+            promises nothing: its eps is infinite.
+
+    Raises:
+        ConfigError: for another sampling, or a number outside of its range.
     """
 
     sampling: Sampling
@@ -109,6 +136,26 @@ class ReleaseEvent:
         return cls(cast(Sampling, sampling), sampling_rate, noise_multiplier)
 
     @property
-    def relation(self) -> str:
-        """Return the neighbouring relation of this event, in words."""
+    def relation(self) -> NeighbouringRelation:
+        """The neighbouring relation of this event."""
         return neighbouring_relation(self.sampling)
+
+
+class ReleaseLog(Protocol):
+    """Where a run writes down its releases: ledgers on disk, or a count in memory for audits."""
+
+    def record(self, step: int, attempt: int, events_by_node: Mapping[int, ReleaseEvent]) -> None:
+        """Add one release for each of these nodes, for good: messages may leave after this."""
+        ...
+
+    def releases(self, node: int) -> list[tuple[ReleaseEvent, int]]:
+        """Return each kind of release of a node with its count."""
+        ...
+
+    def heads(self) -> dict[str, list[Any]]:
+        """Return node -> [checksum of the last line, count], for the checkpoint."""
+        ...
+
+    def check_against(self, heads: Mapping[str, Any]) -> None:
+        """Refuse a log that does not continue the one a checkpoint saw."""
+        ...

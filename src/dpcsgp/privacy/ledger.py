@@ -1,5 +1,4 @@
-"""A durable record of every release: on disk before the message leaves, and never shorter
-afterwards.
+"""A durable record of every release: on disk before the message leaves, never shorter afterwards.
 
 One append-only file per node (see `ledger_format`). `record` returns after the operating system has
 put the line on the disk. The head (last checksum) and count go into the checkpoint, so that an
@@ -8,7 +7,8 @@ ledger protects from accidents and from forgetting.
 
 Whoever appends has locked a file beside the ledger (see `ledger_disk`) before the first read and
 keeps the lock to the end: creation, reading and repair of a torn record are all done by one
-process. Reading alone needs no lock."""
+process. Reading alone needs no lock.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +98,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """Verify a ledger and open it for appending; a torn last record stays as a release that
-        counts as spent."""
+        """Verify a ledger and open it for appending; a torn last record counts as spent."""
         return cls(LedgerLock(path), new_start())
 
     @classmethod
@@ -121,10 +120,12 @@ class Ledger:
             return contents
         record = torn_record(self.start, contents.torn_event, contents.torn)
         line, _ = encode_line(record, contents.head)
+        # In a new file: a crash in the middle of a repair in place could lose lines that count.
         try:
             write_atomically(self._path, self._path.read_bytes()[: contents.whole_bytes] + line)
         except OSError as error:
             raise write_error(self._path, error) from error
+        # The old descriptor means the file that was replaced: appends there would be lost.
         replaced, self._descriptor = self._open_descriptor(), open_to_append(self._path)
         os.close(replaced)
         return read_ledger(self._path)
@@ -150,8 +151,7 @@ class Ledger:
         return self._last_attempt
 
     def record(self, step: int, attempt: int, event: ReleaseEvent) -> None:
-        """Append one release; it is on disk when this returns, and must be before its message
-        leaves."""
+        """Append one release; it is on disk when this returns, and then its message may leave."""
         self.write(step, attempt, event)
         self.sync()
 
@@ -162,7 +162,7 @@ class Ledger:
         line, digest = encode_line(record, self.head)
         try:
             written = os.write(descriptor, line)
-            while written < len(line):
+            while written < len(line):  # the system may take less than it is given
                 written += os.write(descriptor, line[written:])
         except OSError as error:
             self._give_up()
@@ -192,9 +192,8 @@ class Ledger:
         if not self._contents.continues(head, count):
             raise LedgerError(
                 f"ledger {self._path} has {self.count} releases and does not continue the "
-                f"checkpoint's (after {count} "
-                f"releases: {head[:8]}...): it was edited, shortened or belongs to another run. "
-                "Restore it from a backup"
+                f"checkpoint's (after {count} releases: {head[:8]}...): it was edited, shortened "
+                "or belongs to another run. Restore it from a backup"
             )
 
     def close(self) -> None:
@@ -212,14 +211,13 @@ class Ledger:
         return self._descriptor
 
     def _give_up(self) -> None:
-        """Take back a half-written line; if even that fails, the torn line counts as spent on the
-        next opening."""
+        """Take back a half-written line, and close."""
         descriptor = self._open_descriptor()
         try:
             os.ftruncate(descriptor, self._size)
             sync(descriptor)
         except OSError:
-            pass
+            pass  # the torn line stays, and counts as spent on the next opening
         finally:
             self.close()
 
@@ -237,12 +235,23 @@ class Ledger:
 
 @final
 class LedgerBook:
-    """The ledgers of all hosted nodes, `folder/node-0003.jsonl` and so on; opens those that exist,
-    starts the others.
+    """The ledgers of all hosted nodes, `folder/node-0003.jsonl` and so on.
 
-    `deltas` and `events` (per node, in the order of `nodes`) and `config` (a fingerprint of the
-    settings) go into the headers of new ledgers. The files are brought to disk in parallel: the
-    file system then commits them together."""
+    Opens those that exist and starts the others. The files are brought to disk in parallel: the
+    file system then commits them together.
+
+    Args:
+        folder: where the files lie; made if it does not exist.
+        nodes: numbers of the hosted nodes.
+        run_id: public name of the run; ledgers of another run are refused.
+        config: a fingerprint of the settings, for the headers of new ledgers.
+        deltas: per node in the order of `nodes`, for these headers.
+        events: per node, what a torn first record would be counted as.
+        private: whether noise is fresh; False for runs with `privacy.seed`.
+
+    Raises:
+        LedgerError: for a ledger that is damaged, in use, of another run, or cannot be written.
+    """
 
     def __init__(
         self,
@@ -259,6 +268,7 @@ class LedgerBook:
         self._ledgers: dict[int, Ledger] = {}
         allow_open_files(2 * len(self.nodes))
         paths = [folder / f"node-{node:04d}.jsonl" for node in self.nodes]
+        # all locks before the first read: nobody may append between reading and writing
         locks = {lock.ledger: lock for lock in lock_in_order(paths)}
         self._pool = ThreadPoolExecutor(
             min(_MOST_THREADS, len(self.nodes) or 1), thread_name_prefix="ledger"
@@ -281,6 +291,7 @@ class LedgerBook:
     def record(self, step: int, attempt: int, events_by_node: Mapping[int, ReleaseEvent]) -> None:
         """Append one release for each of these nodes; all are on disk when this returns."""
         ledgers = [self._ledger(node) for node in events_by_node]
+        # All lines first, then all fsyncs at once: they share the disk's one flush.
         for ledger, event in zip(ledgers, events_by_node.values(), strict=True):
             ledger.write(step, attempt, event)
         self._all(Ledger.sync, ledgers)
@@ -323,8 +334,7 @@ class LedgerBook:
         return self._ledgers[node]
 
     def _all(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Do the work for all items, in parallel if there are several; the first error is raised
-        after all ended."""
+        """Do the work for all items in parallel; the first error is raised after all ended."""
         if len(items) <= 1:
             return [work(item) for item in items]
         futures = [self._pool.submit(work, item) for item in items]

@@ -73,6 +73,7 @@ def _make_folder(ledger: Path) -> None:
 
 def lock_descriptor(descriptor: int, ledger: Path) -> None:
     """Lock an open file until it is closed or the process dies; never wait for another one."""
+    # flock, not lockf: the latter is dropped when any descriptor of the file is closed
     if fcntl is None:
         return
     try:
@@ -106,7 +107,8 @@ def open_to_append(ledger: Path) -> int:
 
 
 def sync(descriptor: int) -> None:
-    """Wait until a file is on the disk, not only in its cache (macOS has another name for it)."""
+    """Wait until a file is on the disk, not only in its cache."""
+    # On macOS fsync stops at the drive's cache; F_FULLFSYNC empties that too.
     full_sync: int | None = getattr(fcntl, "F_FULLFSYNC", None)
     if fcntl is not None and full_sync is not None:
         fcntl.fcntl(descriptor, full_sync)
@@ -115,7 +117,7 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the names in a folder are on the disk: a file's fsync leaves its name out."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

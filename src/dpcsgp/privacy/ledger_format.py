@@ -1,5 +1,4 @@
-"""How a ledger looks on disk, and how it is read: JSON lines, each with a checksum that also covers
-the line before.
+"""How a ledger looks on disk, and how it is read: JSON lines in a chain of checksums.
 
     {"kind":"header","format":2,"start":"5d1e...","run_id":"9f3c","node":0,...,"prev":...,"sum":...}
     {"kind":"release","start":"5d1e...","step":0,"attempt":0,"sampling":...,"prev":...,"sum":...}
@@ -14,7 +13,8 @@ continued, and its new lines have one.
 
 A crash in the middle of a write leaves a torn last line. It counts as spent, because nobody can
 tell what followed it. The line that takes its place has a checksum of what was there (`fragment`),
-so that copies can be compared."""
+so that copies can be compared.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from typing import Any, Final
 from dpcsgp.errors import ConfigError, LedgerError
 from dpcsgp.privacy.events import ReleaseEvent
 
-FORMAT: Final = 2
+FORMAT: Final = 2  # of new ledgers; a change of any line's bytes needs another number
 _READ_FORMATS: Final = (1, FORMAT)
 GENESIS: Final = "0" * 32
 _DIGEST_BYTES: Final = 16
-_LONGEST_LINE: Final = 4096
+_LONGEST_LINE: Final = 4096  # far longer than any record: more is damage
 _START_BYTES: Final = 8
 _SUM_FIELD: Final = b',"sum":"'
 _EVENT_FIELDS: Final = ("sampling", "sampling_rate", "noise_multiplier")
@@ -135,13 +135,10 @@ class LedgerContents:
         return list(self.counts.items())
 
     def continues(self, head: str, count: int) -> bool:
-        """Say whether this ledger had `head` after `count` releases, i.e. whether it was only
-        appended to since."""
+        """Say whether this ledger had `head` after `count` releases, and was only appended to."""
         start = count * _DIGEST_BYTES
-        return (
-            0 <= start < len(self.digests)
-            and self.digests[start : start + _DIGEST_BYTES].hex() == head
-        )
+        found = self.digests[start : start + _DIGEST_BYTES].hex()
+        return 0 <= start < len(self.digests) and found == head
 
 
 def _digest(body: bytes) -> str:
@@ -150,9 +147,8 @@ def _digest(body: bytes) -> str:
 
 def encode_line(record: dict[str, Any], prev: str) -> tuple[bytes, str]:
     """Return the line of a record (newline included) and its checksum."""
-    body = json.dumps({**record, "prev": prev}, separators=(",", ":"), allow_nan=False).encode()[
-        :-1
-    ]
+    text = json.dumps({**record, "prev": prev}, separators=(",", ":"), allow_nan=False)
+    body = text.encode()[:-1]  # without its closing brace: the checksum follows inside of it
     digest = _digest(body)
     return body + _SUM_FIELD + digest.encode() + b'"}\n', digest
 
@@ -181,8 +177,8 @@ def replaces_torn(line: bytes, fragment: bytes) -> bool:
 
 
 def decode_line(line: bytes, prev: str) -> tuple[dict[str, Any], str]:
-    """Return the record of a line without its newline, and its checksum; refuses what was damaged
-    or moved."""
+    """Return the record of a line (no newline) and its checksum; refuse damaged or moved ones."""
+    # Checksum before JSON: what was damaged is not even parsed.
     body, found, rest = line.rpartition(_SUM_FIELD)
     if not found or len(line) > _LONGEST_LINE:
         raise _DamagedLineError("not a record")
@@ -214,6 +210,7 @@ def _verified(reader: _Reader, body: bytes) -> LedgerContents:
         try:
             reader.take(line)
         except _DamagedLineError as damage:
+            # Only the last line can be torn; damage before it was done by somebody.
             if number < last_line or number == 1:
                 raise reader.error(number, damage) from None
             reader.take_torn(line, number, b"\n")
@@ -246,6 +243,7 @@ class _Reader:
         else:
             self.last_event = self._release(record)
             self.events.append(self.last_event)
+        # all checksums are kept: any earlier head can be looked up (`continues`)
         self.digests += bytes.fromhex(digest)
         self.prev, self.whole_bytes = digest, self.whole_bytes + len(line) + 1
 
@@ -268,10 +266,13 @@ class _Reader:
             raise _DamagedLineError("the name of its start is missing")
 
     def take_torn(self, line: bytes, number: int, end: bytes = b"") -> None:
-        """Count an unreadable last line as one release of the kind before it (of no privacy if none
-        is known)."""
+        """Count an unreadable last line as one release of the kind before it.
+
+        Without privacy if no kind is known: what was released then, nobody can tell.
+        """
         if self.header is None:
             raise self.error(number, _DamagedLineError("the header is not whole"))
+        # one write was interrupted, so one record at most is torn
         if line.count(b'{"kind":') > 1 or len(line) > _LONGEST_LINE:
             raise self.error(number, _DamagedLineError("more than one record is damaged"))
         try:
@@ -284,8 +285,8 @@ class _Reader:
     def error(self, number: int, damage: _DamagedLineError) -> LedgerError:
         return LedgerError(
             f"{self.path}, line {number}: {damage}; the ledger was edited or damaged, so what "
-            "was spent is unknown. "
-            "Restore the file from a backup; without it, count the data as fully spent"
+            "was spent is unknown. Restore the file from a backup; without it, count the data as "
+            "fully spent"
         )
 
     def contents(self) -> LedgerContents:

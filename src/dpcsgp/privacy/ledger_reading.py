@@ -1,7 +1,8 @@
-"""What many ledgers add up to: copies count once, forks are added, and older copies can be refused.
+"""What many ledgers add up to: copies count once, forks are added, older copies can be refused.
 
 A line's checksum covers all lines before it, so two ledgers with the same checksum at some line are
 equal up to there. What several copies of a ledger hold together is then the set of their lines.
+
 fork    what a copy of a ledger holds that was continued beside the ledger itself
 head    the checksum after `count` releases: whoever wrote it down elsewhere can tell later that a
         ledger was taken back to an older state
@@ -34,7 +35,14 @@ Paths = Path | str | Iterable[Path | str]
 
 @dataclass(frozen=True)
 class LedgerHead:
-    """Where a node's ledger stood: its checksum after `count` whole records."""
+    """Where a node's ledger stood; written down elsewhere, it tells later if a ledger went back.
+
+    Args:
+        node: number of the node.
+        count: number of whole records.
+        head: checksum of the last of them, 32 hex digits; it covers all lines before.
+        run_id: public name of the run, if known.
+    """
 
     node: int
     count: int
@@ -46,7 +54,10 @@ class LedgerHead:
 
     @classmethod
     def parse(cls, word: str) -> LedgerHead:
-        """Read NODE:COUNT:HEAD.
+        """Read NODE:COUNT:HEAD, as `str` writes it.
+
+        Raises:
+            ConfigError: for anything else.
 
         >>> LedgerHead.parse("3:12:" + "0f" * 16).count
         12
@@ -55,17 +66,27 @@ class LedgerHead:
         if match is None:
             raise ConfigError(
                 f"--expect-head = {word!r}: expected NODE:COUNT:HEAD with 32 hex digits, or a "
-                "file; "
-                "`dpcsgp ledger head FOLDER` prints them"
+                "file; `dpcsgp ledger head FOLDER` prints them"
             )
         return cls(int(match[1]), int(match[2]), match[3])
 
 
 def read_ledgers(paths: Paths, heads: Iterable[LedgerHead] = ()) -> list[LedgerContents]:
-    """Read and verify ledgers from files, `ledger` folders or results folders.
+    """Read and verify ledgers without changing them.
 
     Copies of one ledger count once. A fork (a copy that was continued on its own) is added and
-    named in `forks`. Ledgers that do not contain the expected `heads` are refused.
+    named in `forks`.
+
+    Args:
+        paths: one or several ledger files, `ledger` folders or results folders.
+        heads: where some of these ledgers are known to have stood.
+
+    Returns:
+        One entry per ledger: its header, its releases with their counts, and its forks.
+
+    Raises:
+        LedgerError: for a ledger that was damaged or edited, or does not contain an expected head.
+        ConfigError: for a path that does not exist or holds no ledger.
     """
     found = _read_all(paths)
     _refuse_older(found, heads)
@@ -77,7 +98,18 @@ def read_ledgers(paths: Paths, heads: Iterable[LedgerHead] = ()) -> list[LedgerC
 
 
 def ledger_heads(folder: Path | str) -> list[LedgerHead]:
-    """Return where the ledgers of a folder stand now, for a later `check_heads`."""
+    """Return where the ledgers of a folder stand now, for a later `check_heads`.
+
+    Args:
+        folder: a results folder, its `ledger` folder, or one ledger file.
+
+    Returns:
+        One head per ledger, in the order of the files.
+
+    Raises:
+        LedgerError: for a ledger that was damaged or edited.
+        ConfigError: for a path that does not exist or holds no ledger.
+    """
     return [
         LedgerHead(ledger.header.node, len(ledger.events), ledger.head, ledger.header.run_id)
         for ledger in _read_all(folder)
@@ -85,7 +117,16 @@ def ledger_heads(folder: Path | str) -> list[LedgerHead]:
 
 
 def check_heads(folder: Path | str, heads: Iterable[LedgerHead]) -> None:
-    """Refuse a folder whose ledgers do not contain these heads: an older, edited or foreign one."""
+    """Refuse a folder whose ledgers do not contain these heads.
+
+    Args:
+        folder: a results folder, its `ledger` folder, or one ledger file.
+        heads: what `ledger_heads` returned earlier.
+
+    Raises:
+        LedgerError: for an older, edited or foreign ledger.
+        ConfigError: for a path that does not exist or holds no ledger.
+    """
     _refuse_older(_read_all(folder), heads)
 
 
@@ -103,8 +144,7 @@ def _refuse_older(ledgers: Sequence[LedgerContents], heads: Iterable[LedgerHead]
         raise LedgerError(
             f"node {head.node}: no ledger here contains the expected head ({head.count} releases, "
             f"{head.head[:8]}...; {found or 'there is no ledger of this node'}): it is an older "
-            "copy, "
-            "was edited or belongs to another run. Restore the newest copy"
+            "copy, was edited or belongs to another run. Restore the newest copy"
         )
 
 
@@ -113,6 +153,7 @@ def _joined(copies: Sequence[LedgerContents]) -> LedgerContents:
     ordered = sorted(copies, key=lambda copy: (len(copy.events), copy.count), reverse=True)
     longest, *others = ordered
     counts, forks = Counter(longest.counts), list[Fork]()
+    # Each copy adds what no longer copy has: the lines behind the last one they share.
     for place, copy in enumerate(others, start=1):
         known = ordered[:place]
         common = max(_releases_in_common(copy, other) for other in known)
@@ -142,9 +183,11 @@ def _knows_torn(ledger: LedgerContents, torn: LedgerContents) -> bool:
     count = len(torn.events)
     if _releases_in_common(ledger, torn) < count:
         return False
+    # The other went on: its next line is the torn one in full, or was written in its place.
     if len(ledger.events) > count:
         line = ledger.path.read_bytes().split(b"\n", count + 2)[count + 1] + b"\n"
         return replaces_torn(line, torn.torn)
+    # Both end here: one fragment is the beginning of the other.
     shorter, longer = sorted((ledger.torn, torn.torn), key=len)
     return shorter != b"" and longer.startswith(shorter)
 
@@ -152,7 +195,14 @@ def _knows_torn(ledger: LedgerContents, torn: LedgerContents) -> bool:
 def releases_by_node(
     ledgers: Iterable[LedgerContents],
 ) -> dict[int, list[tuple[ReleaseEvent, int]]]:
-    """Return, per node, the releases of all its ledgers together: runs on the same data add up."""
+    """Return the releases of all ledgers of each node together: runs on the same data add up.
+
+    Args:
+        ledgers: what `read_ledgers` returned.
+
+    Returns:
+        Node -> events with their counts, for `composed_epsilon`; nodes in ascending order.
+    """
     by_node: dict[int, list[tuple[ReleaseEvent, int]]] = {}
     for ledger in ledgers:
         by_node.setdefault(ledger.header.node, []).extend(ledger.releases())

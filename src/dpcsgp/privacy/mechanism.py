@@ -1,5 +1,4 @@
-"""Sample, clip, add noise, divide by public constants: the one object that touches data and states
-what that costs.
+"""Sample, clip, add noise, divide by public constants: one object that also states the cost.
 
 A release is `(clipped sum over a random batch + noise) / expected batch size`. The drawn batch, its
 size, the raw gradients and the clipped sum never leave `privacy/`.
@@ -15,32 +14,40 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, final
+from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.privacy.accounting import ReleaseEvent
+from dpcsgp.privacy.events import ReleaseEvent, Sampling
 from dpcsgp.privacy.noise import add_noise_
 from dpcsgp.privacy.passes import PassShape, pass_shape
 from dpcsgp.randomness import PrivateRandomness
 
-Sampling = Literal["poisson", "uniform"]
 ClippedSum = Callable[[Tensor, Tensor], Tensor]  # (indices_NE, present_NE) -> sum_ND
 
 
 @final
 @dataclass(frozen=True)
 class GaussianMechanism:
-    """The subsampled Gaussian mechanism of every hosted node; per-node values are tuples of length
-    N.
+    """The subsampled Gaussian mechanism of every hosted node.
 
-    `num_examples` are declared, public constants. Poisson sampling takes each example with
-    probability `expected_batch_size / num_examples`; uniform sampling draws exactly
-    `expected_batch_size` examples without replacement. The divisor is `expected_batch_size`, never
-    the drawn size. `fixed_places` is for engines whose rows depend on their place (see `passes`).
+    Poisson sampling takes each example with probability `expected_batch_size / num_examples`;
+    uniform sampling draws exactly `expected_batch_size` examples without replacement. The divisor
+    is `expected_batch_size`, never the drawn size.
+
+    Args:
+        clip_norm: largest Euclidean norm of an example's gradient.
+        noise_multipliers: standard deviations of the noise on the sum, in clip norms; per node.
+        expected_batch_sizes: examples per step on average; per node.
+        num_examples: declared, public numbers of examples; per node.
+        sampling: "poisson" or "uniform".
+        fixed_places: for engines whose rows depend on their place (see `passes`).
+
+    Raises:
+        ConfigError: for a clip norm that is not positive, or a batch larger than its node.
     """
 
     clip_norm: float
@@ -89,21 +96,26 @@ class GaussianMechanism:
     def release(
         self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: Sequence[bool]
     ) -> Tensor:
-        """Return the private gradients (N, D) of this step; inactive nodes (no budget, no data) get
-        zeros.
+        """Return the private gradients (N, D) of this step.
 
-        `clipped_sum` turns drawn examples into clipped gradient sums. An empty batch is noise
-        alone, and is released."""
+        An empty batch is noise alone, and is released.
+
+        Args:
+            clipped_sum: turns drawn examples into clipped gradient sums.
+            step: number of the gradient step; picks the streams of sampling and noise.
+            random: the nodes' secret keys.
+            active: which nodes release; the others (no budget, no data) get zeros.
+        """
         indices_NE, present_NE = self.draw(step, random, active)
         sum_ND = clipped_sum(indices_NE, present_NE)
-        del indices_NE, present_NE
+        del indices_NE, present_NE  # nobody below may look at who was drawn
         grad_ND = torch.empty(sum_ND.shape, dtype=torch.float32)
         for row, is_active in enumerate(active):
             if not is_active:
                 grad_ND[row] = 0
                 continue
-            # Always in double precision: how many passes a batch took must not show in the numbers
-            # that can come out.
+            # Always in double precision: how many passes a batch took must not show in which
+            # numbers can come out.
             exact_D = sum_ND[row].to("cpu", torch.float64, copy=True)
             if self.noise_multipliers[row] > 0:
                 add_noise_(exact_D, self.noise_multipliers[row], self.clip_norm, random, step, row)
@@ -113,8 +125,7 @@ class GaussianMechanism:
     def draw(
         self, step: int, random: PrivateRandomness, active: Sequence[bool]
     ) -> tuple[Tensor, Tensor]:
-        """Draw each active node's batch: local example numbers (N, E) in random places, and which
-        places are taken."""
+        """Draw each active node's batch: example numbers (N, E) in random places, and which are."""
         drawn = [
             self._draw_row(step, random, row) if is_active else np.zeros(0, dtype=np.int64)
             for row, is_active in enumerate(active)
@@ -126,6 +137,7 @@ class GaussianMechanism:
         present_NE = np.zeros(indices_NE.shape, dtype=bool)
         for row, indices in enumerate(drawn):
             count = len(indices)
+            # In random places: by law, one example less is then one hole more (see `passes`).
             if self.shapes[row].fixed:
                 places = _random_order(widths[row], step, random, row)[:count]
             else:
@@ -137,11 +149,11 @@ class GaussianMechanism:
     def _draw_row(self, step: int, random: PrivateRandomness, row: int) -> np.ndarray:
         total, batch = self.num_examples[row], self.expected_batch_sizes[row]
         if self.sampling == "poisson":
-            # Rounded down, so that an example is never likelier than the rate that the event
-            # states.
+            # Rounded down: an example is never likelier than the rate that the event states.
             threshold = (batch << 32) // total
             words = random.row_bytes("sampling", step, row, 4 * total).view(np.uint32)
             return np.flatnonzero(words < threshold) if threshold < 2**32 else np.arange(total)
+        # the examples with the smallest of random keys are a uniformly random subset
         words = random.row_bytes("sampling", step, row, 8 * total).view(np.uint64)
         return np.argpartition(words, batch - 1)[:batch]
 
@@ -152,8 +164,7 @@ def _random_order(count: int, step: int, random: PrivateRandomness, row: int) ->
         words = random.row_bytes(f"order {attempt}", step, row, 8 * count).view(np.uint64)
         order = np.argsort(words)
         keys = words[order]
-        if not (
-            keys[1:] == keys[:-1]
-        ).any():  # given that no two keys are equal, all orders are equally likely
+        # given that no two keys are equal, all orders are equally likely
+        if not (keys[1:] == keys[:-1]).any():
             return order
     raise AssertionError("equal keys a hundred times: the random stream is broken")

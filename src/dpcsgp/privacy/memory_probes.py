@@ -57,8 +57,7 @@ class _Learner(NamedTuple):
 
 
 def _copied(loss: Loss | None) -> Loss | None:
-    """Return a deep copy; functions, and what cannot be copied, stay one and are watched in
-    place."""
+    """Return a deep copy; what cannot be copied stays one and is watched in place."""
     try:
         return copy.deepcopy(loss)
     except Exception:
@@ -81,12 +80,21 @@ def tensors(outputs: Any) -> list[Tensor]:
 def check_memory(
     module: nn.Module, loss: Loss | None, settle: Pair, batches: Sequence[Pair], hostile: Pair
 ) -> None:
-    """Refuse a model or loss in which data leave a trace; `settle` and `batches` have the same
-    shapes.
+    """Refuse a model or loss in which data leave a trace.
 
     What is kept may be as little as one bit of a batch, which two batches share by chance: give
-    several, of several sizes. `hostile` holds infinite, huge and missing values: what is kept only
-    of such rows is found there. Models are not asked to bear more than the first batch."""
+    several, of several sizes.
+
+    Args:
+        module: the model.
+        loss: the loss; None to probe the model alone.
+        settle: a batch on which results are compared after others were seen.
+        batches: what copies see, in the shapes of `settle`. A model must bear the first.
+        hostile: infinite, huge and missing values: what is kept only of such rows is found there.
+
+    Raises:
+        ModelError: with the layer or variable that changed.
+    """
     start = _Learner(module, loss).copy()
     first, *others = batches
     _compare(start, settle, first, [batch for batch in others if _runs(start, batch)])
@@ -114,6 +122,7 @@ def _compare(start: _Learner, settle: Pair, first: Pair, others: Sequence[Pair])
     """Let copies see different data; compare what they hold, then what they compute."""
     _after(start, settle)  # a cache by shape that all copies share is full by now
     fresh = start.copy().run(settle)
+    # Copies that saw different data must hold the same, and compute what a fresh copy computes.
     reference, change = _watched(start, first)
     for other in others:
         learner, other_change = _watched(start, other)
@@ -124,8 +133,7 @@ def _compare(start: _Learner, settle: Pair, first: Pair, others: Sequence[Pair])
 
 
 def _watched(start: _Learner, batch: Pair) -> tuple[_Learner, _Change]:
-    """Return a copy that has seen a batch, and what all copies have in common before and after
-    that."""
+    """Return a copy that has seen a batch, and what all copies share before and after that."""
     before = _shared(start)
     return _after(start, batch), (before, _shared(start))
 
@@ -142,10 +150,8 @@ def _refuse_other_results(
         if not same_bits(here, there) and not _is_chance(start, seen, settle, here, there):
             raise ModelError(
                 f"{name}: the same batch gives other values after other batches came before it, "
-                "so something of "
-                f"those is kept (a sum, a schedule by calls), {_PAST_THE_NOISE}; compute from "
-                "the batch at hand and "
-                "public constants alone"
+                f"so something of those is kept (a sum, a schedule by calls), {_PAST_THE_NOISE}; "
+                "compute from the batch at hand and public constants alone"
             )
 
 
@@ -162,14 +168,14 @@ def _shared(learner: _Learner) -> _State:
 
 
 def copy_is_original(loss: Loss) -> bool:
-    """Tell whether copying gives the loss itself, as with functions and with what cannot be
-    copied."""
+    """Tell whether copying gives the loss itself, as with functions."""
     return _copied(loss) is loss
 
 
 def _refuse_state(start: _Learner, one: _Learner, other: _Learner) -> None:
     """Refuse where the contents of two copies differ, or a parameter is not what it was."""
     before, here, there = (own(learner.module) for learner in (start, one, other))
+    # Parameters are compared with the start too: both copies may have moved them alike.
     for name, key in {**here, **there}:
         moved = not name and key.startswith("parameter ") and here[name, key] != before[name, key]
         if moved or here.get((name, key)) != there.get((name, key)):
@@ -182,8 +188,7 @@ def _refuse_state(start: _Learner, one: _Learner, other: _Learner) -> None:
             what = f"its attribute '{key}'" if key else "something it holds"
             raise ModelError(
                 f"loss: {f'layer {name}: ' if name else ''}{what} changes with the data it sees, "
-                f"{_PAST_THE_NOISE}; "
-                "compute it from the batch at hand and public constants alone"
+                f"{_PAST_THE_NOISE}; compute it from the batch at hand and public constants alone"
             )
 
 
@@ -193,13 +198,13 @@ def _model_words(module: nn.Module, name: str, key: str) -> str:
         owner = tensor.rpartition(".")[0]
         return (
             f"model {kind} '{tensor}' of layer {label(owner, module.get_submodule(owner))} "
-            "changes in the forward pass, "
-            f"{_PAST_THE_NOISE}; use a layer without running statistics"
+            f"changes in the forward pass, {_PAST_THE_NOISE}; use a layer without running "
+            "statistics"
         )
     return (
         f"model layer {label(name, module.get_submodule(name))}: its attribute '{key}' changes "
-        "with the data in the "
-        f"forward pass, {_PAST_THE_NOISE}; return what you need instead of storing it"
+        f"with the data in the forward pass, {_PAST_THE_NOISE}; return what you need instead of "
+        "storing it"
     )
 
 
@@ -215,8 +220,7 @@ def _refuse_shared_state(changes: Sequence[_Change]) -> None:
 
 
 def _counts_evenly(changes: Sequence[tuple[Tokens | None, Tokens | None]]) -> bool:
-    """Tell whether contents stay, or differ only in whole numbers that advance by the same amount
-    every time."""
+    """Tell whether contents stay, or only whole numbers advance, by the same amount every time."""
     advances = []
     for before, after in changes:
         if before is None or after is None or len(before) != len(after):
@@ -243,8 +247,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _is_chance(start: _Learner, seen: Pair, last: Pair, one: Tensor, other: Tensor) -> bool:
-    """Tell whether a small difference comes from the device: there even like copies with like data
-    differ."""
+    """Tell whether a small difference comes from the device: there even equal copies differ."""
     results = [_after(start, seen).run(last) for _ in range(2)]
     repeats = all(same_bits(here, there) for (_, here), (_, there) in zip(*results, strict=True))
     return not repeats and torch.allclose(

@@ -2,7 +2,8 @@
 
 Per-example clipping bounds an example's influence only if every example has a gradient of its own:
 layers that mix examples or keep statistics of the data are refused, with a replacement that works.
-This looks at the layers only; `probing` runs the model."""
+This looks at the layers only; `model_probes` runs the model.
+"""
 
 from __future__ import annotations
 
@@ -31,36 +32,44 @@ def check_model(module: nn.Module) -> None:
 
 
 def label(name: str, layer: nn.Module) -> str:
-    return (
-        f"'{name}' ({type(layer).__name__})"
-        if name
-        else f"(the model itself, {type(layer).__name__})"
-    )
+    """Return how errors name a layer: its path in the model and its type."""
+    kind = type(layer).__name__
+    return f"'{name}' ({kind})" if name else f"(the model itself, {kind})"
 
 
 def _problem(layer: nn.Module) -> str | None:
     """Return what is wrong with one layer and how to mend it."""
     if isinstance(layer, _BatchNorm):
-        return f"it normalises over the batch, which mixes examples; replace it by {_group_norm(layer.num_features)}"
+        group_norm = _group_norm(layer.num_features)
+        return f"it normalises over the batch, which mixes examples; replace it by {group_norm}"
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
-        fixed = f"nn.{type(layer).__name__}({layer.num_features}, affine={layer.affine}, track_running_stats=False)"
+        settings = f"{layer.num_features}, affine={layer.affine}, track_running_stats=False"
+        fixed = f"nn.{type(layer).__name__}({settings})"
         return f"it keeps running statistics of the data; replace it by {fixed}"
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if layer.max_norm is not None:
-            return f"max_norm={layer.max_norm} rewrites the weights of the words it meets; leave max_norm out"
+            return (
+                f"max_norm={layer.max_norm} rewrites the weights of the words it meets; leave "
+                "max_norm out"
+            )
         if layer.scale_grad_by_freq:
             return "scale_grad_by_freq counts words over the whole batch; leave it out"
     for name, _ in layer.named_buffers(recurse=False):
         if name.startswith("running_") or name == "num_batches_tracked":
-            return f"its buffer '{name}' looks like running statistics of the data; use a layer without them, e.g. GroupNorm"
+            return (
+                f"its buffer '{name}' looks like running statistics of the data; use a layer "
+                "without them, e.g. GroupNorm"
+            )
     if _has_spectral_norm(layer):
-        return "spectral normalisation changes its buffers in every forward pass; remove it from this layer"
+        return (
+            "spectral normalisation changes its buffers in every forward pass; remove it from "
+            "this layer"
+        )
     return None
 
 
 def _group_norm(channels: int) -> str:
-    """Return a GroupNorm that fits: the most groups, up to 32, that keep two channels or more
-    together."""
+    """Return a GroupNorm that fits: up to 32 groups, of two channels or more if possible."""
     if not channels:
         return "nn.GroupNorm(num_groups, channels)"
     groups = max(
@@ -112,8 +121,7 @@ def _warn(module: nn.Module) -> None:
     if dropout:
         warnings.warn(
             f"Dropout layers {', '.join(dropout)}: their masks do not add to privacy; with noisy "
-            "gradients training is "
-            "often better without them",
+            "gradients training is often better without them",
             UserWarning,
             stacklevel=3,
         )

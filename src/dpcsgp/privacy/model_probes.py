@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from dpcsgp.errors import ModelError
 from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy.clipping.contract import check_losses
 from dpcsgp.privacy.clipping.engine import SMALLEST_CLIP, Loss, clipping_engine
-from dpcsgp.privacy.clipping.layerwise import check_losses
 from dpcsgp.privacy.memory_probes import check_memory
 from dpcsgp.privacy.model_checks import label
 from dpcsgp.privacy.row_probes import RowDependence, RowProbe, nested, watch_outputs
@@ -34,7 +34,6 @@ __all__ = [
     "check_examples_independent",
     "check_gradients_reach",
     "check_sums",
-    "row_dependences",
 ]
 
 Pair = tuple[Tensor, Tensor]
@@ -43,16 +42,7 @@ Sums = Callable[[Pair, float], Tensor]
 _NUM_EXAMPLES: Final = 11  # an unlikely length for any other axis
 _REMEMBERED: Final = 4  # rows of the batches of which nothing may be kept
 # of such batches: what is kept may be one bit, alike in most
-_SIZES: Final = (
-    1.0,
-    1.0,
-    30.0,
-    -30.0,
-    30.0,
-    -30.0,
-    1e-3,
-    -1.0,
-)
+_SIZES: Final = (1.0, 1.0, 30.0, -30.0, 30.0, -30.0, 1e-3, -1.0)
 _LADDER: Final = (17, 33, 65, 129, 257, 5, 3, 2)  # just above the likely thresholds
 _SUM_SIZES: Final = (17, 65, 257)
 _SUM_TOLERANCE: Final = 1e-3
@@ -70,14 +60,23 @@ def check_examples_independent(
     public: Tensor | None = None,
     batch_sizes: Sequence[int] = (),
 ) -> tuple[RowDependence, ...]:
-    """Refuse a model whose output for one example depends on the others, or that keeps something of
-    what it sees.
+    """Refuse a model whose output for one example depends on the others, or that remembers.
 
-    `example_input` is one example without batch axis; only its shape and dtype are used, and rows
-    of `public` instead of random ones if given. The probe runs in training mode, in batches of P
-    rows, of the sizes given and of others as far as they are cheap. Warns about layers whose output
-    is changed in place by the code around them. Returns where one example's values differ in the
-    last place only."""
+    The probe runs in training mode, in batches of P rows, of the sizes given and of others as far
+    as they are cheap. Warns about layers whose output is changed in place by the code around them.
+
+    Args:
+        module: the model; it is copied, never changed.
+        example_input: one example without batch axis; only its shape and dtype are used.
+        public: rows to probe with instead of random ones.
+        batch_sizes: sizes that the run will use.
+
+    Returns:
+        Where one example's values differ in the last place only.
+
+    Raises:
+        ModelError: with the layer and what to do.
+    """
     probe = copy.deepcopy(module).train()
     first = _probe_batch(example_input, "first", public)
     originals = first.clone()
@@ -111,32 +110,17 @@ def _check_rows(
     ]
     check_memory(module, loss, settle, batches, _hostile(settle))
     probed = copy.deepcopy(module).train()
-    steady = _without_chance(probed, batch(_NUM_EXAMPLES, "first")[0])
+    steady = _deterministic(probed, batch(_NUM_EXAMPLES, "first")[0])
     probe = RowProbe(probed, loss, batch, steady)
+    # The small batch always, thoroughly if that is cheap; others as far as the work allows.
     work, values = _work_per_row(steady, batch(2, "first")[0])
     passes = 2 * (3 if loss else 1)  # backward costs twice as much as forward
     thorough = _NUM_EXAMPLES * work * 5 * passes <= _MOST_WORK
     probe.compare(_NUM_EXAMPLES, thorough)
     most = _MOST_VALUES // values
-    for size in _affordable(
-        [size for size in (*batch_sizes, *_LADDER) if size <= most], _MOST_WORK / (work * passes)
-    ):
+    sizes = [size for size in (*batch_sizes, *_LADDER) if size <= most]
+    for size in _affordable(sizes, _MOST_WORK / (work * passes)):
         probe.compare(size, thorough=False)
-    return probe.found
-
-
-def row_dependences(
-    module: nn.Module, loss: Loss, example: Pair, public: Pair | None = None, rows: int = 64
-) -> tuple[RowDependence, ...]:
-    """Return where an example's values differ in the last place among other companions or in other
-    places of `rows`.
-
-    For an engine that runs passes of one public number of rows: none found, and this shape treats
-    rows alike. Differences beyond the last places are refused."""
-    probed = copy.deepcopy(module).train()
-    batch = partial(_probe_pair, example, public=public)
-    probe = RowProbe(probed, loss, batch, _without_chance(probed, batch(_NUM_EXAMPLES, "first")[0]))
-    probe.compare(rows)
     return probe.found
 
 
@@ -151,8 +135,7 @@ def _hostile(batch: Pair) -> Pair:
 
 
 def _work_per_row(module: nn.Module, two_rows: Tensor) -> tuple[float, int]:
-    """Estimate multiplications and count values that layers put out, for one row on its way
-    forward."""
+    """Estimate the multiplications and count the values of all layers, for one row forward."""
     values, work = 2, 2.0
 
     def count(name: str, layer: nn.Module, output: Any) -> None:
@@ -180,8 +163,7 @@ def _affordable(sizes: Sequence[int], rows: float) -> list[int]:
 def _probe_batch(
     example: Tensor, purpose: str, public: Tensor | None = None, rows: int = _NUM_EXAMPLES
 ) -> Tensor:
-    """Return rows of `public`, or random ones like `example`; whole numbers are 0 or 1, valid in
-    any vocabulary."""
+    """Return rows of `public`, or random ones; whole numbers are 0 or 1, in any vocabulary."""
     shape = (rows, *example.shape)
     with torch_seed(0, f"model probe {purpose}"):
         if public is not None:
@@ -210,8 +192,8 @@ def _warn_about_in_place(module: nn.Module, batch: Tensor) -> None:
     if changed:
         warnings.warn(
             f"the outputs of {', '.join(changed)} are changed in place in the forward pass: "
-            "gradients stay exact, but "
-            "writing `x = relu(x)` instead of `relu_(x)` is safer and costs only memory",
+            "gradients stay exact, but writing `x = relu(x)` instead of `relu_(x)` is safer and "
+            "costs only memory",
             UserWarning,
             stacklevel=3,
         )
@@ -224,25 +206,51 @@ def check_gradients_reach(
     public: Pair | None = None,
     batch_sizes: Sequence[int] = (),
 ) -> tuple[RowDependence, ...]:
-    """Refuse a model with trainable parameters that the loss does not depend on: they would only
-    collect noise.
+    """Refuse trainable parameters that the loss does not reach: they would only collect noise.
 
     A loss that does not give one value per example, mixes them or remembers them is refused too.
-    `example` is one (input, target) pair without batch axis; only shapes and dtypes are used, and
-    rows of `public` instead of random ones if given. Returns where one example's loss or gradients
-    differ in the last place only."""
-    probe = copy.deepcopy(module).train()
+
+    Args:
+        module: the model; it is copied, never changed.
+        loss: one value per example.
+        example: one (input, target) without batch axis; only shapes and dtypes are used.
+        public: rows to probe with instead of random ones.
+        batch_sizes: sizes that the run will use.
+
+    Returns:
+        Where one example's loss or gradients differ in the last place only.
+
+    Raises:
+        ModelError: with the parameter, layer or loss, and what to do.
+    """
     inputs, targets = _probe_pair(example, _NUM_EXAMPLES, "input", public)
+    _refuse_unreached(module, loss, (inputs, targets))
+    found = _check_rows(module, loss, example, public, batch_sizes)
+    # Last the engine itself, on clipped sums: single examples, then halves of larger batches.
+    steady = _deterministic(module, inputs)
+    sums = _sums(steady, loss)
+    check_sums(sums, (inputs, targets))
+    room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
+    room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(steady, inputs[:2])[0])
+    sizes = [size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES]
+    for size in _affordable(sizes, room):
+        check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
+    return found
+
+
+def _refuse_unreached(module: nn.Module, loss: Loss, batch: Pair) -> None:
+    """Refuse a loss without one value per example, and parameters that get no gradient from it."""
+    probe = copy.deepcopy(module).train()
     named = [
         (name, parameter) for name, parameter in probe.named_parameters() if parameter.requires_grad
     ]
     with torch_seed(0, "model probe masks"), torch.enable_grad():
-        losses = loss(probe(inputs), targets)
+        losses = loss(probe(batch[0]), batch[1])
     if not isinstance(losses, Tensor):
         raise ModelError(
             f"loss: expected a tensor with one value per example, got {type(losses).__name__}"
         )
-    check_losses(losses, _NUM_EXAMPLES)
+    check_losses(losses, len(batch[0]))
     total = losses.sum()
     if not total.requires_grad:
         raise ModelError(
@@ -256,21 +264,9 @@ def check_gradients_reach(
     if missing:
         raise ModelError(
             f"model parameters {', '.join(repr(name) for name in missing)} get no gradient from "
-            "the loss: they would "
-            "only collect noise; use them in the forward pass or freeze them with "
-            "requires_grad_(False)"
+            "the loss: they would only collect noise; use them in the forward pass or freeze them "
+            "with requires_grad_(False)"
         )
-    found = _check_rows(module, loss, example, public, batch_sizes)
-    steady = _without_chance(module, inputs)
-    sums = _sums(steady, loss)
-    check_sums(sums, (inputs, targets))
-    room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
-    room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(steady, inputs[:2])[0])
-    for size in _affordable(
-        [size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES], room
-    ):
-        check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
-    return found
 
 
 def _probe_pair(example: Pair, rows: int, purpose: str, public: Pair | None) -> Pair:
@@ -311,8 +307,7 @@ def _sums(module: nn.Module, loss: Loss) -> Sums:
 
 
 def check_sums(sums: Sums, batch: Pair, together: int = 1) -> None:
-    """Refuse model and loss unless the engine's clipped sum of a batch is the sum over its parts of
-    `together` examples.
+    """Refuse unless the clipped sum of a batch is the sum over its parts of `together` examples.
 
     That is what bounds an example's influence, whatever layers, hooks, losses and batch sizes do.
     """
@@ -344,18 +339,14 @@ def _refuse_difference(difference_D: Tensor, size: float) -> None:
     if not _norm(difference_D) <= _SUM_TOLERANCE * size + 1e-30:
         raise ModelError(
             "loss or model: the gradient of a batch is not the sum of the gradients of its "
-            "examples. Something depends on "
-            "the other examples or on how many there are (a mean over the batch, a recurrent "
-            "layer without "
-            "batch_first=True), so no example has a gradient of its own; divide by public "
-            "constants and treat examples one "
-            "by one"
+            "examples. Something depends on the other examples or on how many there are (a mean "
+            "over the batch, a recurrent layer without batch_first=True), so no example has a "
+            "gradient of its own; divide by public constants and treat examples one by one"
         )
 
 
-def _without_chance(module: nn.Module, inputs: Tensor) -> nn.Module:
-    """Return a copy in train() mode if that repeats itself on the same inputs, else in eval() mode
-    (Dropout and the like)."""
+def _deterministic(module: nn.Module, inputs: Tensor) -> nn.Module:
+    """Return a copy in train() mode if that repeats itself on the same inputs, else in eval()."""
     copied = copy.deepcopy(module).train()
     traces: list[list[Tensor]] = []
     for purpose in ("one", "other"):

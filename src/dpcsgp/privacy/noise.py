@@ -30,7 +30,6 @@ import math
 from typing import Final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dpcsgp.kernels.box_muller import add_pairs
@@ -55,29 +54,25 @@ def add_noise_(
     step: int,
     row: int,
 ) -> None:
-    """Make `sum + noise_multiplier * clip_norm * gauss` on the grid, in place; `row` picks the
-    node's secret key."""
+    """Make `sum + noise_multiplier * clip_norm * gauss` on the grid, in place.
+
+    `row` picks the node's secret key, `step` its stream.
+    """
     grid = grid_size(clip_norm, sum_D.numel())
+    # Rounding may lengthen the difference of two sums by this share: the noise grows with it.
     scale = noise_multiplier * clip_norm * (1 + SENSITIVITY_SLACK)
     here_D = sum_D.detach().cpu().contiguous()
-    _add_rounded(here_D.numpy(), scale / grid, grid, random, step, row)
+    add_rounded_(here_D.numpy(), scale / grid, grid, random, step, row)
     if here_D.data_ptr() != sum_D.data_ptr():  # it was on another device, or in pieces
         sum_D.copy_(here_D)
 
 
-def rounded_gauss(dim: int, scale: float, random: PrivateRandomness, step: int, row: int) -> Tensor:
-    """Return `round(scale * gauss)` as whole numbers in float64 (D,): the noise alone, in units of
-    the grid."""
-    noise_D = np.zeros(dim)
-    _add_rounded(noise_D, scale, 1.0, random, step, row)
-    return torch.from_numpy(noise_D)
-
-
-def _add_rounded(
+def add_rounded_(
     sums_D: np.ndarray, scale: float, grid: float, random: PrivateRandomness, step: int, row: int
 ) -> None:
-    """Make `grid * (round(sum / grid) + round(scale * gauss))` in place; the second half of the
-    sums gets the sines."""
+    """Make `grid * (round(sum / grid) + round(scale * gauss))` in place; scale in grid units."""
+    # Box-Muller pairs: the first half of the sums gets the cosines, the second the sines. Not
+    # neighbours, so that both halves are contiguous.
     half = (sums_D.size + 1) // 2
     words = random.row_bytes("noise", step, row, 16 * half).view(np.int64)
     radii, angles, first, second = words[:half], words[half:], sums_D[:half], sums_D[half:]

@@ -1,5 +1,4 @@
-"""The public shapes in which private examples are computed, and how much rounding may do to their
-sum.
+"""The public shapes in which private examples are computed, and what rounding may do to their sum.
 
 Kernels are chosen by shape: a matrix product of 3 rows rounds otherwise than one of 4, and at a
 kink of the loss the last bit decides an example's whole gradient. So every pass runs on a number of
@@ -20,7 +19,8 @@ most two chunks and two passes change between neighbouring data sets, on two sid
 the factors of four below come from; `docs/privacy-proof.md` has the proof.
 
 Legend: P places of a node in a pass, C chunks of R rows that make up a pass (P = C R), T positions
-an example passes through a layer."""
+an example passes through a layer.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ from dataclasses import dataclass
 from typing import Final, final
 
 UNIT: Final = 2.0**-24  # unit of rounding of float32
-SUM_SLACK: Final = (
-    0.0222  # what rounding may add to a neighbouring pair of sums, as a share of the clip norm
-)
+# what rounding may add to the difference of two neighbouring sums, as a share of the clip norm
+SUM_SLACK: Final = 0.0222
 # probability that a Poisson batch exceeds fixed places; every such release adds it to delta
 OVERFLOW: Final = 1e-18
 MOST_PLACES: Final = 2560  # of a pass
-_SECOND_ORDER: Final = (
-    1.01  # for terms such as (K 2^-24)^2, and for factors that were rounded themselves
-)
+# for terms such as (K 2^-24)^2, and for factors that were rounded themselves
+_SECOND_ORDER: Final = 1.01
 _QUANTUM: Final = 16  # rows of a chunk are a multiple of it: no vector register is filled by half
 _DEVIATIONS: Final = 2.0
 
@@ -49,7 +47,8 @@ class PassShape:
     """How many places a node has: `passes` passes of `chunks` chunks of `rows` rows, all public.
 
     Chunks of a pass are summed in float32, passes in double precision. With `fixed`, drawn examples
-    take random places and keep them; otherwise they lie side by side."""
+    take random places and keep them; otherwise they lie side by side.
+    """
 
     rows: int = 64
     chunks: int = 1
@@ -107,8 +106,10 @@ def pass_shape(
 
 
 def _exceeded_hardly_ever(expected_batch: int, total: int) -> int:
-    """Return the smallest a with P(more than a of `total` are drawn) <= OVERFLOW, by Chernoff's
-    bound exp(-J KL(a / J, q))."""
+    """Return the smallest a with P(more than a are drawn) <= OVERFLOW, by Chernoff's bound.
+
+    The bound is exp(-J KL(a / J, q)) for J examples at rate q.
+    """
     rate = expected_batch / total
     low, high = expected_batch, total
     while low < high:
@@ -123,19 +124,21 @@ def _exceeded_hardly_ever(expected_batch: int, total: int) -> int:
 
 
 def pass_slack(rows: int, chunks: int) -> float:
-    """Bound the rounding where products over the rows of a chunk and a sum over the chunks of a
-    pass are in float32."""
+    """Bound the rounding, as a share of the clip norm, of a pass that is summed in float32.
+
+    Products run over the rows of a chunk, then a sum over the chunks.
+    """
     across = chunks * chunks * rows if chunks > 1 else 0
     return 4 * UNIT * _SECOND_ORDER * (rows * (rows + 2) + across)
 
 
 def ghost_slack(rows: int, positions: int, margin: float) -> float:
-    """Bound the rounding where examples and positions are summed in one product of `rows *
-    positions` terms.
+    """Bound the rounding of ghost sums: examples and positions in one product, R T at a time.
 
-    Terms of one example may cancel, so the error is a share of U = |inputs| |output gradients|, not
-    of the gradient; clipping by |g| + margin U makes U at most clip_norm / margin. A single row has
-    no companions to share rounding with."""
+    Positions of one example may cancel, so the error is a share of U = |activations| |backprops|,
+    not of the gradient; clipping by |g| + margin U makes U at most clip_norm / margin. A single row
+    has no companions to share rounding with.
+    """
     if rows == 1:
         return 0.0
     return 4 * UNIT * _SECOND_ORDER * rows * (rows * positions + 2) / margin

@@ -27,7 +27,8 @@ Differential Privacy via Characteristic Function" (2022); Balle, Barthe, Gaboard
 Amplification by Subsampling" (2018).
 
 Legend: L grid losses, ascending multiples of the grid interval; buckets lie between neighbouring
-losses (L - 1 of them)."""
+losses (L - 1 of them).
+"""
 
 from __future__ import annotations
 
@@ -42,20 +43,18 @@ from scipy.fft import next_fast_len
 from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
-from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE, ReleaseEvent
+from dpcsgp.privacy.events import NeighbouringRelation, ReleaseEvent
 
 Releases = Sequence[tuple[ReleaseEvent, int]]
 
-_GRID_TOLERANCE: Final = (
-    1e-3  # variance that the grid may add, as a fraction; measured to move eps by about half of it
-)
+# variance that the grid may add, as a fraction; measured to move eps by about half of it
+_GRID_TOLERANCE: Final = 1e-3
 _FEWEST_BUCKETS: Final = 2**10
 _MOST_BUCKETS: Final = 2**15
 MOST_COMPOSED: Final = 2**19
 MOST_COARSENINGS: Final = 20
-TAIL_SHARE: Final = (
-    1e-4  # share of delta that truncated tails may use up; they are booked as infinite losses
-)
+# share of delta that truncated tails may use up; they are booked as infinite losses
+TAIL_SHARE: Final = 1e-4
 # Mass per release that rounding in the Fourier transform may misplace (largest seen against long
 # doubles: 4e-16).
 FFT_ERROR: Final = 5e-16
@@ -63,8 +62,7 @@ FFT_ERROR: Final = 5e-16
 
 @dataclass(frozen=True)
 class LossPair:
-    """The pair (mix, N(0)) behind a release: the noise multiplier that counts and the sampling
-    rate."""
+    """The pair (mix, N(0)) behind a release: the noise that counts and the sampling rate."""
 
     noise: float
     rate: float
@@ -74,25 +72,23 @@ class LossPair:
         exponent = -(0.5 + x) / self.noise**2
         if self.rate == 1:
             return exponent
-        near = np.log1p(self.rate * np.expm1(np.clip(exponent, -1.0, 1.0)))  # exact around 0
+        # log(1 - q + q exp(exponent)), by the form that loses no digits: around 0, and far away
+        near = np.log1p(self.rate * np.expm1(np.clip(exponent, -1.0, 1.0)))
         far = np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + exponent)
         return np.where(np.abs(exponent) > 1.0, far, near)
 
     def cut(self, losses: np.ndarray) -> np.ndarray:
-        """Return the x at which the loss equals `losses`; infinity where no x has so small a
-        loss."""
+        """Return the x at which the loss equals `losses`; infinity where no loss is so small."""
         return -0.5 - self.noise**2 * (losses if self.rate == 1 else self._exponent(losses))
 
     def _exponent(self, losses: np.ndarray) -> np.ndarray:
-        """Return log((exp(loss) - (1 - rate)) / rate), each range of losses by the form that loses
-        no digits there."""
-        rest = 1 - self.rate
+        """Return log((exp(loss) - (1 - rate)) / rate)."""
+        rest, log_rate = 1 - self.rate, math.log(self.rate)
+        # each range of losses by the form that loses no digits there
         with np.errstate(divide="ignore"):
-            low = np.log(np.maximum(np.exp(np.minimum(losses, -1.0)) - rest, 0.0)) - math.log(
-                self.rate
-            )
+            low = np.log(np.maximum(np.exp(np.minimum(losses, -1.0)) - rest, 0.0)) - log_rate
             near = np.log1p(np.maximum(np.expm1(np.clip(losses, -1.0, 1.0)) / self.rate, -1.0))
-        high = losses + np.log1p(-rest * np.exp(-np.maximum(losses, 1.0))) - math.log(self.rate)
+        high = losses + np.log1p(-rest * np.exp(-np.maximum(losses, 1.0))) - log_rate
         return np.where(losses < -1.0, low, np.where(losses > 1.0, high, near))
 
     def masses(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -102,10 +98,10 @@ class LossPair:
         return (1 - self.rate) * normal + self.rate * shifted, normal
 
 
-def pair_of(event: ReleaseEvent, relation: str) -> LossPair:
-    """Return the pair of a release; replacing one example moves the sum twice as far, which halves
-    the noise."""
-    scale = 1.0 if relation == ADD_OR_REMOVE_ONE else 0.5
+def pair_of(event: ReleaseEvent, relation: NeighbouringRelation) -> LossPair:
+    """Return the pair of a release."""
+    # Replacing one example moves the sum twice as far, which halves the noise.
+    scale = 1.0 if relation is NeighbouringRelation.ADD_OR_REMOVE_ONE else 0.5
     return LossPair(event.noise_multiplier * scale, event.sampling_rate)
 
 
@@ -130,8 +126,7 @@ class LossGrid:
 
 @dataclass(frozen=True)
 class GridBound:
-    """Upper bounds on eps, one per direction (removing, adding; or replacing), and how coarse the
-    grid was.
+    """Upper bounds on eps, one per direction: removing and adding, or replacing.
 
     `inflation` estimates the fraction by which the grid raised the variance of the summed loss.
     """
@@ -145,11 +140,14 @@ class GridBound:
         return max(self.directions)
 
 
-def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
+def loss_distribution_epsilon(
+    releases: Releases, delta: float, relation: NeighbouringRelation
+) -> GridBound:
     """Return an upper bound on eps from composed privacy-loss distributions.
 
     Infinite where delta is below 5e-15 per release: rounding in the transform could hide a tenth of
-    that."""
+    that.
+    """
     counts = [count for _, count in releases]
     usable_delta = delta - FFT_ERROR * (sum(counts) + 1)
     if usable_delta < 0.9 * delta:
@@ -157,7 +155,8 @@ def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -
     tail = tail_per_release(delta, counts)
     pairs = [pair_of(event, relation) for event, _ in releases]
     interval, inflation = _choose_interval(pairs, counts, tail)
-    build = _poisson_grids if relation == ADD_OR_REMOVE_ONE else _replace_grid
+    build = _poisson_grids if relation is NeighbouringRelation.ADD_OR_REMOVE_ONE else _replace_grid
+    # Coarsen until the window that holds nearly all of the sum fits into one transform.
     for _ in range(MOST_COARSENINGS):
         directions = list(zip(*[build(pair, interval, tail) for pair in pairs], strict=True))
         windows = [window_of(grids, counts, TAIL_SHARE * delta / 2) for grids in directions]
@@ -176,14 +175,14 @@ def loss_distribution_epsilon(releases: Releases, delta: float, relation: str) -
 
 
 def tail_per_release(delta: float, counts: Sequence[int]) -> float:
-    """Return the mass that a release's grid may leave out; a power of two per count, so that
-    neighbouring counts share grids."""
+    """Return the mass that a release's grid may leave out."""
+    # a power of two per count, so that neighbouring counts share grids
     return TAIL_SHARE * delta / 2 ** math.ceil(math.log2(sum(counts)))
 
 
 def normal_mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return Phi(high) - Phi(low), accurate in both tails because the upper one is mirrored into
-    the lower."""
+    """Return Phi(high) - Phi(low), accurate in both tails."""
+    # Phi is near 1 in the upper tail and a difference there loses all digits: mirror it
     flip = low > 0
     return ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
 
@@ -198,12 +197,13 @@ def loss_reach(pair: LossPair, tail: float) -> tuple[float, float]:
 def _choose_interval(
     pairs: Sequence[LossPair], counts: Sequence[int], tail: float
 ) -> tuple[float, float]:
-    """Choose the coarsest grid (a power of two) that inflates the variance of the summed loss by
-    little; say by how much.
+    """Choose the coarsest grid (a power of two) that adds little variance; say how much.
 
     A loss at fraction t of a bucket of width h is split between the two ends, which adds t (1 - t)
-    h^2 of variance."""
+    h^2 of variance.
+    """
     reach = max(max(map(abs, loss_reach(pair, tail))) for pair in pairs)
+    # the variance of the summed loss, from samples of both parts of the mixture
     z = np.linspace(-8.0, 8.0, 1001)
     weights = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
     samples, variance = [], 0.0
@@ -212,6 +212,7 @@ def _choose_interval(
         shares = count * np.concatenate([(1 - pair.rate) * weights, pair.rate * weights])
         variance += float(shares @ (losses - shares @ losses / count) ** 2)
         samples.append((losses, shares))
+    # from the coarsest grid down, while it adds too much and its transform stays affordable
     coarsest = 2.0 ** math.floor(math.log2(reach / _FEWEST_BUCKETS))
     finest = max(reach / _MOST_BUCKETS, 16 * math.sqrt(variance) / MOST_COMPOSED)
     interval = max(coarsest, 2.0 ** math.ceil(math.log2(finest)))
@@ -230,7 +231,8 @@ def connect_dots(
 
     Of a bucket's upper mass u and lower mass v the right end e + h gets (u - v exp(e)) / (1 -
     exp(-h)), the left end the rest. Capping exp(e) only moves mass to the right, which is the safe
-    side."""
+    side.
+    """
     right = (upper - lower * np.exp(np.minimum(left_L, 700.0))) / -math.expm1(-interval)
     right = np.clip(right, 0.0, upper)
     masses = np.zeros(len(upper) + 1)
@@ -245,7 +247,7 @@ def _poisson_grids(pair: LossPair, interval: float, tail: float) -> tuple[LossGr
     lowest, highest = loss_reach(pair, tail)
     first, last = math.floor(lowest / interval), math.ceil(highest / interval)
     losses_L = np.arange(first, last + 1) * interval
-    x_L = pair.cut(losses_L)
+    x_L = pair.cut(losses_L)  # descending: the loss falls in x
     mix, normal = pair.masses(x_L[1:], x_L[:-1])
     ends = np.array([-np.inf, x_L[0]]), np.array([x_L[-1], np.inf])
     (mix_above, mix_below), (normal_above, normal_below) = pair.masses(*ends)
@@ -253,9 +255,8 @@ def _poisson_grids(pair: LossPair, interval: float, tail: float) -> tuple[LossGr
     add = connect_dots(normal[::-1], mix[::-1], -losses_L[:0:-1], interval)
     remove[0] += mix_below  # losses below the grid are raised to its lowest point
     add[0] += normal_above
-    return LossGrid(interval, first, remove, float(mix_above)), LossGrid(
-        interval, -last, add, float(normal_below)
-    )
+    removing = LossGrid(interval, first, remove, float(mix_above))
+    return removing, LossGrid(interval, -last, add, float(normal_below))
 
 
 @lru_cache(maxsize=64)
@@ -266,6 +267,7 @@ def _replace_grid(pair: LossPair, interval: float, tail: float) -> tuple[LossGri
     x_L = pair.cut(losses_L)
     mix, normal = pair.masses(x_L[1:], x_L[:-1])
     mix_above, normal_above = pair.masses(np.array([-np.inf]), x_L[-1:])
+    # losses above 0 from (mix, N(0)), those below from (N(0), mix): the curve's maximum over both
     masses = np.zeros(2 * last + 1)
     masses[last:] += connect_dots(mix, normal, losses_L[:-1], interval)
     masses[: last + 1] += connect_dots(normal[::-1], mix[::-1], -losses_L[:0:-1], interval)
@@ -279,18 +281,19 @@ def _replace_grid(pair: LossPair, interval: float, tail: float) -> tuple[LossGri
 def compose(
     grids: Sequence[LossGrid], counts: Sequence[int], window: tuple[int, int], tail: float
 ) -> LossGrid:
-    """Return the distribution of the sum of all losses, `counts[k]` independent ones from
-    `grids[k]`.
+    """Return the distribution of the sum of `counts[k]` independent losses from each `grids[k]`.
 
     One Fourier transform of the length of the window that holds all but `tail` of the mass. What
     lies outside wraps around into the window; what lies above it is booked as infinite too, so the
-    result dominates."""
+    result dominates.
+    """
     first, last = window
     wanted = max(last - first + 1, *(len(grid.masses) for grid in grids))
     length = cast(int, next_fast_len(wanted, real=True))
     spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
     for grid, count in zip(grids, counts, strict=True):
         spectrum *= np.fft.rfft(grid.masses, length) ** count
+    # the sum starts at `start`; turn the circle so that the window's first loss comes first
     start = sum(grid.first * count for grid, count in zip(grids, counts, strict=True))
     masses = np.roll(np.fft.irfft(spectrum, length), start - first)[: last - first + 1]
     finite = sum(
@@ -300,11 +303,11 @@ def compose(
 
 
 def window_of(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> tuple[int, int]:
-    """Return indices (first, last) beyond which the sum of losses has at most `tail` mass on either
-    side.
+    """Return indices (first, last) beyond which the sum has at most `tail` mass on either side.
 
     Chernoff: P(sum > u) <= exp(K(t) - t u) for every t > 0, K being the log moment of the sum;
-    likewise below."""
+    likewise below.
+    """
     interval, pairs = grids[0].interval, list(zip(grids, counts, strict=True))
     first = sum(count * grid.first for grid, count in pairs)
     last = sum(count * (grid.first + len(grid.masses) - 1) for grid, count in pairs)
@@ -314,8 +317,7 @@ def window_of(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> 
     start = math.sqrt(-2 * math.log(tail) / spread)  # the optimal order if the sum were Gaussian
 
     def reached(order: float) -> float:
-        """Return the loss beyond which the tail lies; above for positive orders, below for negative
-        ones."""
+        """Return beyond which loss the tail lies: above for orders > 0, below for orders < 0."""
         moment = sum(count * grid.log_moment(order) for grid, count in pairs)
         return (moment - math.log(tail)) / (abs(order) * interval)
 
@@ -325,8 +327,7 @@ def window_of(grids: Sequence[LossGrid], counts: Sequence[int], tail: float) -> 
 
 
 def _least(bound: Callable[[float], float], start: float) -> float:
-    """Return the least of `bound` around start, in steps of two; it has one valley, which may lie
-    far below."""
+    """Return the least of `bound` around start, in steps of two; its valley may lie far below."""
     values = [bound(start * 2.0**power) for power in range(-6, 5)]
     power = -7  # rare large losses ask for small orders
     while values[0] == min(values) and power > -30:
@@ -341,10 +342,13 @@ def _variance(grid: LossGrid) -> float:
 
 
 def read_epsilon(grid: LossGrid, delta: float) -> float:
-    """Return the smallest eps >= 0 with `infinite + sum over losses > eps of mass * (1 - exp(eps -
-    loss)) <= delta`."""
+    """Return the smallest eps >= 0 at which the privacy profile is at most delta.
+
+    The profile is infinite + sum over losses > eps of mass * (1 - exp(eps - loss)).
+    """
     if grid.infinite > delta:
         return math.inf
+    # all grid losses at once, from the top down: sums of masses above, and of discounted masses
     shrink = math.exp(-grid.interval)
     top_down = np.concatenate([[0.0], grid.masses[::-1]])  # one more point on top, above all losses
     above = np.cumsum(top_down) - top_down

@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from dpcsgp.privacy.events import ADD_OR_REMOVE_ONE
+from dpcsgp.privacy.events import NeighbouringRelation
 from dpcsgp.privacy.pld import (
     FFT_ERROR,
     MOST_COARSENINGS,
@@ -80,9 +80,8 @@ class Split:
         return self.pair.masses(x_L[1:], x_L[:-1])
 
 
-def split_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
-    """Return upper bounds on eps with small and rare losses apart; infinite where that is no
-    use."""
+def split_epsilon(releases: Releases, delta: float, relation: NeighbouringRelation) -> GridBound:
+    """Return upper bounds on eps with small and rare losses apart; infinite where of no use."""
     counts = [count for _, count in releases]
     # Both parts of a release pass through a transform.
     usable_delta = delta - FFT_ERROR * (2 * sum(counts) + len(counts) + 1)
@@ -90,7 +89,7 @@ def split_epsilon(releases: Releases, delta: float, relation: str) -> GridBound:
         return GridBound((math.inf,))
     tail = tail_per_release(delta, counts)
     splits = [_choose_split(pair_of(event, relation), count, tail) for event, count in releases]
-    ways = ("remove", "add") if relation == ADD_OR_REMOVE_ONE else ("replace",)
+    ways = ("remove", "add") if relation is NeighbouringRelation.ADD_OR_REMOVE_ONE else ("replace",)
     return GridBound(
         tuple(_one_way(splits, counts, way, (delta, usable_delta, tail)) for way in ways)
     )
@@ -103,6 +102,7 @@ def _choose_split(pair: LossPair, count: int, tail: float) -> Split:
     losses = pair.loss(pair.noise * z)
     deviation = math.sqrt(float(np.sum(weights * (losses - np.sum(weights * losses)) ** 2)))
     lowest, highest = math.log1p(-pair.rate), loss_reach(pair, tail)[1]
+    # No loss is below `lowest`; the cut lies at least as far above 0 as that lies below.
     cut = min(max(1000 * deviation, -lowest), highest / 2)
     interval = max(
         deviation / _PER_DEVIATION,
@@ -115,9 +115,9 @@ def _choose_split(pair: LossPair, count: int, tail: float) -> Split:
 def _one_way(
     splits: Sequence[Split], counts: Sequence[int], way: str, deltas: tuple[float, float, float]
 ) -> float:
-    """Return eps for one direction; `deltas`: delta, what rounding leaves of it, a release's
-    tail."""
+    """Return eps for one direction; `deltas`: delta, what rounding leaves of it, a tail."""
     delta, usable_delta, tail = deltas
+    # 1. Compose the small parts of each kind of release, on its own fine grid.
     sums: list[LossGrid] = []
     for split, count in zip(splits, counts, strict=True):
         small = small_grid(split, way)
@@ -125,6 +125,7 @@ def _one_way(
         if window[1] - window[0] > 2 * MOST_COMPOSED:
             return math.inf
         sums.append(compose([small], [count], window, TAIL_SHARE * delta))
+    # 2. Compose these sums with all rare parts on one grid, coarsened until the window fits.
     reach = max(loss_reach(split.pair, tail)[1] for split in splits)
     width = sum(grid.interval * len(grid.masses) for grid in sums)
     interval = max(reach / _RARE_BUCKETS, width / MOST_COMPOSED)
@@ -161,6 +162,7 @@ def small_grid(split: Split, way: str) -> LossGrid:
 
 
 def _kink(pair: LossPair) -> float:
+    """Return the mass at loss 0, where the curves of both directions meet."""
     half = 0.5 / pair.noise
     return (1 - pair.rate) * float(normal_mass(np.array(-half), np.array(half)))
 
@@ -188,8 +190,7 @@ def rare_grid(split: Split, interval: float, tail: float, way: str) -> LossGrid:
 
 
 def regrid(grid: LossGrid, interval: float) -> LossGrid:
-    """Return a distribution that dominates `grid` on another grid: connect-the-dots, atom by
-    atom."""
+    """Return a distribution on another grid that dominates: connect-the-dots, atom by atom."""
     losses_L = grid.interval * (grid.first + np.arange(len(grid.masses)))
     left_L = np.floor(losses_L / interval)
     right = grid.masses * np.expm1(left_L * interval - losses_L) / math.expm1(-interval)

@@ -1,5 +1,4 @@
-"""Before the first release: does a row contribute the same bits whatever its companions are, and
-whatever its place?
+"""Before the first release: does a row give the same bits whatever its companions and its place?
 
 The bound on an example's influence rests on it, and it depends on the kernels that this machine
 picks for this model, so it is checked at every start, with the real engine, in the real shapes, on
@@ -30,22 +29,14 @@ from dpcsgp.randomness import torch_seed
 Rows = tuple[Tensor, Tensor]
 
 # apart: a NaN would hide the others
-_EXTREMES: Final = (
-    (1e30, -1e30, 1e-40),
-    (float("inf"),),
-    (float("nan"),),
-)
+_EXTREMES: Final = ((1e30, -1e30, 1e-40), (float("inf"),), (float("nan"),))
 _CLIP: Final = 1.0
 _NEARBY: Final = 0.02
 _JITTER: Final = 0.1
 # sets of other companions: what one of them happens not to show, such as a parity, another may
 _OTHERS: Final = 8
 # rows of several sizes: a branch may depend on the largest value of a batch
-_SIZES: Final = (
-    1.0,
-    1e-3,
-    30.0,
-)
+_SIZES: Final = (1.0, 1e-3, 30.0)
 
 
 class Difference(NamedTuple):
@@ -61,14 +52,17 @@ def engine_with_equal_rows(
     public: Rows,
     nodes_by_shape: Callable[[bool], dict[PassShape, int]],
 ) -> tuple[CheckedEngine, bool]:
-    """Return the engine, or a slower one, whose rows do not depend on each other, and whether they
-    need fixed places.
+    """Return an engine whose rows do not depend on each other, the fastest there is.
 
     Args:
-        engine: the engine that the run would use. model_D: a public model, such as the initial one.
+        engine: the engine that the run would use.
+        model_D: a public model, such as the initial one.
         public: inputs (K, ...) and targets (K, ...) of some public or random examples.
         nodes_by_shape: how many nodes pass together in which shapes, without (False) and with
-        (True) fixed places.
+            (True) fixed places.
+
+    Returns:
+        The engine, and whether its rows need fixed places.
 
     Raises:
         ModelError: where even one row at a time does not repeat itself bit for bit.
@@ -77,12 +71,13 @@ def engine_with_equal_rows(
     with torch_seed(0, "row checks"):
         model_D = model_D + _NEARBY * torch.randn(model_D.shape, dtype=model_D.dtype)
     model_D = model_D.to(public[0].device)
-    quiet, found = engine.without_chance(public[0]), None
+    # Checked without Dropout, whose masks would differ between any two passes.
+    quiet, found = engine.deterministic(public[0]), None
     while quiet is not None:
         found = _first_difference(quiet, model_D, public, nodes_by_shape(False), True)
         if found is None:
             return engine, False
-        if found.kind == "place":
+        if found.kind == "place":  # examples may keep fixed places, if that is all
             found = _first_difference(quiet, model_D, public, nodes_by_shape(True), False)
             if found is None:
                 return engine, True
@@ -90,8 +85,8 @@ def engine_with_equal_rows(
         engine = slower if slower is not None else engine
     raise ModelError(
         f"model: {found.name if found else 'the gradient'} does not repeat itself bit for bit, "
-        "even one example at a time; the "
-        "bound on an example's influence needs that. Use deterministic layers, or another device"
+        "even one example at a time; the bound on an example's influence needs that. Use "
+        "deterministic layers, or another device"
     )
 
 
@@ -102,15 +97,13 @@ def _first_difference(
     nodes_by_shape: dict[PassShape, int],
     places: bool,
 ) -> Difference | None:
-    """Return a difference in any of the shapes, one between companions first; places are compared
-    if asked for."""
+    """Return a difference in any shape, one between companions first; in places if asked for."""
     found: list[Difference] = []
     for shape, num_nodes in nodes_by_shape.items():
+        models_ND = model_D.expand(num_nodes, -1).contiguous()
         for size in _SIZES:
             try:
-                check = _Check(
-                    engine, model_D.expand(num_nodes, -1).contiguous(), public, shape, size
-                )
+                check = _Check(engine, models_ND, public, shape, size)
             except Exception:
                 if size == 1.0:
                     raise
@@ -124,8 +117,7 @@ def _first_difference(
 
 
 class _Check:
-    """A pass full of different rows, to be compared with passes that hold them elsewhere or among
-    others."""
+    """A pass full of different rows, to be compared with these rows elsewhere or among others."""
 
     def __init__(
         self, engine: CheckedEngine, models_ND: Tensor, public: Rows, shape: PassShape, size: float
@@ -146,8 +138,7 @@ class _Check:
         self._expected = self._run(self._rows, self._present_NP)
 
     def other_companions(self) -> Iterator[Difference]:
-        """Yield what differs where every second row is another one, or a constant, extreme ones
-        too."""
+        """Yield what differs where every second row is another one, or constant and extreme."""
         even_P = torch.arange(self._places, device=self._present_NP.device) % 2 == 0
         for others in self._others:
             yield from self._compare(self._mixed(even_P, others), self._present_NP, even_P)
@@ -157,8 +148,7 @@ class _Check:
             )
 
     def no_companions(self) -> Iterator[Difference]:
-        """Yield what differs where nothing was changed, where every second row is blank, and all
-        but one."""
+        """Yield what differs in the same pass, with every second row blank, with all but one."""
         numbers_P = torch.arange(self._places, device=self._present_NP.device)
         for kept_P in (numbers_P >= 0, numbers_P % 2 == 1, numbers_P == self._places // 2):
             yield from self._compare(
@@ -167,12 +157,14 @@ class _Check:
 
     def places(self) -> Iterator[Difference]:
         """Yield what differs where all rows move to other places, or where a node passes alone."""
+        # One node alone: kernels may be chosen by the number of nodes in a batched product.
         inputs, targets = (part[:1].clone() for part in self._rows)
         model, present = self._models_ND[:1].clone(), self._present_NP[:1]
         alone = self._engine.rows(model, inputs, targets, present, _CLIP, self._shape)
         for (name, expected), (_, found) in zip(self._expected, alone, strict=True):
             if not torch.equal(expected[: len(found)], _bits(found)):
                 yield Difference(name, "place")
+        # To a neighbour's place, and far away: into other registers, tiles and threads.
         for shift in sorted({1, self._places // 2, self._places // 3 + 1}):
             moved = (self._rows[0].roll(shift, dims=1), self._rows[1].roll(shift, dims=1))
             for (name, expected), (_, found) in zip(
@@ -216,19 +208,18 @@ class _Check:
         return [(name, _bits(values)) for name, values in seen]
 
     def _by_place(self, bits: Tensor) -> Tensor:
-        """Return (N, P, views of a row, ...) of all nodes' rows one after the other; blank rows at
-        the end are left out."""
+        """Return (N, P, views of a row, ...) without the blank rows at the end."""
         by_node = bits.unflatten(0, (len(self._models_ND), -1))
         views = max(1, by_node.shape[1] // self._places)
         return by_node[:, : views * self._places].unflatten(1, (self._places, views))
 
 
 def _different_rows(public: Rows, num_nodes: int, places: int, size: float) -> Rows:
-    """Return (N, P, ...) rows of some size, the same for all nodes: public ones in random order, a
-    little different each.
+    """Return rows (N, P, ...) of some size, alike for all nodes: public ones, changed a little.
 
     Whole numbers stay between the smallest and the largest public one; small rows are all smallest
-    but for single places."""
+    but for single places.
+    """
     inputs, targets = public
     which_P = torch.randint(len(inputs), (places,)).to(inputs.device)
     chosen = inputs[which_P]
@@ -243,8 +234,7 @@ def _different_rows(public: Rows, num_nodes: int, places: int, size: float) -> R
 
 
 def _finite_rows(public: Rows) -> Rows:
-    """Return the public rows without missing or infinite values; they would make all differences
-    disappear."""
+    """Return the public rows that are finite: NaN and infinity would hide all differences."""
     finite = torch.ones(len(public[0]), dtype=torch.bool, device=public[0].device)
     for part in public:
         if part.is_floating_point():
@@ -258,8 +248,7 @@ def _finite_rows(public: Rows) -> Rows:
 
 
 def _constants(inputs: Tensor) -> tuple[tuple[float, ...], ...]:
-    """Return the values of constant companions: extreme ones, and of whole numbers those that
-    public rows or bytes reach."""
+    """Return the values of constant companions: extreme, or the ends of the range of integers."""
     if inputs.is_floating_point():
         return _EXTREMES
     largest = 255 if inputs.dtype is torch.uint8 else int(inputs.max())
@@ -268,6 +257,5 @@ def _constants(inputs: Tensor) -> tuple[tuple[float, ...], ...]:
 
 def _bits(rows: Tensor) -> Tensor:
     """Return the bit patterns: NaN equals itself, and zero is not minus zero."""
-    return rows.contiguous().view(
-        {4: torch.int32, 8: torch.int64, 2: torch.int16}[rows.element_size()]
-    )
+    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return rows.contiguous().view(kinds[rows.element_size()])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from dpcsgp.errors import ModelError
-from dpcsgp.privacy.clipping.layerwise import check_losses
+from dpcsgp.privacy.clipping.contract import check_losses
 from dpcsgp.privacy.memory_probes import Loss, Pair, same_bits
 from dpcsgp.privacy.model_checks import label
 from dpcsgp.randomness import torch_seed
@@ -64,10 +64,10 @@ class RowProbe:
         batch: Callable[[int, str], Pair],
         steady: nn.Module,
     ) -> None:
-        """`batch(rows, purpose)` gives public examples; `steady` is the model without chance
-        (Dropout)."""
+        """`batch(rows, purpose)` gives public examples; `steady` is the model without Dropout."""
         self._module, self._loss, self._batch, self._steady = module, loss, batch, steady
         self._found: dict[RowDependence, None] = {}
+        # Which values have a row per example: those whose first axis follows two batch sizes.
         inputs, targets = batch(max(_TELLING), "first")
         passes = [
             {value.key: value.rows for value in self._all(steady, (inputs[:size], targets[:size]))}
@@ -87,7 +87,8 @@ class RowProbe:
         """Refuse a model or loss whose rows depend on each other in a batch of this size.
 
         Thorough: one row among random and extreme companions, and one row in all places. Otherwise
-        three rows among companions of which one is huge."""
+        three rows among companions of which one is huge.
+        """
         first, second = self._batch(rows, "first"), self._batch(rows, "second")
         expected = self._values(self._module, first)
         places = (0, rows // 2, rows - 1)
@@ -106,8 +107,7 @@ class RowProbe:
     def _compare_few(
         self, expected: list[_Value], first: Pair, second: Pair, places: list[int]
     ) -> None:
-        """Compare some rows in one pass, or in two where model or loss cannot bear a huge
-        companion."""
+        """Compare some rows in one pass; in two where a huge companion cannot be borne."""
         companions = tuple(part.clone() for part in second)
         for part in companions:
             if part.is_floating_point():
@@ -118,8 +118,7 @@ class RowProbe:
             self._compare_places(expected, first, second, places)
 
     def _compare_sizes(self, some: dict[_Key, Tensor], more: dict[_Key, Tensor]) -> None:
-        """Refuse a model or loss that gives the same rows other values in a batch of another
-        size."""
+        """Refuse a model or loss whose rows have other values in a batch of another size."""
         for key in (key for key in some if key in self._by_row):
             here, there = (
                 part[: min(_TELLING)].double().nan_to_num(0, 0, 0)
@@ -137,8 +136,7 @@ class RowProbe:
         places: Sequence[int],
         may_fail: bool = False,
     ) -> bool:
-        """Compare rows between their own batch and one of other companions; tell whether that could
-        be computed."""
+        """Compare rows among their own and other companions; tell if that could be computed."""
         batch = tuple(part.clone() for part in companions)
         for mixed, original in zip(batch, first, strict=True):
             mixed[list(places)] = original[list(places)]
@@ -161,7 +159,8 @@ class RowProbe:
         """Put one row in every place: all must come out the same.
 
         Matrix products round by place, by more units the longer their sums are, so the scale is
-        that of the layer and not of the row; what would mix rows shows among other companions."""
+        that of the layer and not of the row; what would mix rows shows among other companions.
+        """
         scales = {value.key: _largest(value.rows) for value in self._values(self._steady, first)}
         inputs, targets = (part[:1].expand(rows, *part.shape[1:]).clone() for part in first)
         for key, part in self._values(self._steady, (inputs, targets)):
@@ -175,20 +174,16 @@ class RowProbe:
 
     def _judge(self, pairs: list[tuple[_Key, Tensor, Tensor]], kind: Kind, rows: int) -> None:
         """Refuse at the first layer that mixes rows; note the first that differs in last places."""
-        rounded = False
+        rounded = False  # whether a layer before differed in last places
         for key, here, there in pairs:
-            if same_bits(here, there) or (
-                rounded and key[1] == "gradient"
-            ):  # which may jump for a last place
+            if same_bits(here, there):
                 continue
-            unit = (
-                torch.finfo(here.dtype).eps
-                if here.is_floating_point() or here.is_complex()
-                else 0.0
-            )
-            if not _within(
-                here, there, (_LOOSE if rounded else _LAST_PLACES * unit) * _largest(here)
-            ):
+            if rounded and key[1] == "gradient":  # which may jump for a last place
+                continue
+            inexact = here.is_floating_point() or here.is_complex()
+            unit = torch.finfo(here.dtype).eps if inexact else 0.0
+            allowed = _LOOSE if rounded else _LAST_PLACES * unit
+            if not _within(here, there, allowed * _largest(here)):
                 raise ModelError(self._words(key))
             if not rounded:
                 self._note(key, kind, rows)
@@ -202,24 +197,20 @@ class RowProbe:
         if name == "loss":
             return (
                 "loss: the value of one example depends on the other examples of the batch or on "
-                "how many there are, "
-                "so no example has a gradient of its own; divide by public constants and treat "
-                "examples one by one"
+                "how many there are, so no example has a gradient of its own; divide by public "
+                "constants and treat examples one by one"
             )
         what = "its output" if value == "output" else "the loss gradient at its output"
         return (
             f"model layer {label(name, self._module.get_submodule(name))}: {what} for one "
-            "example depends on the other "
-            "examples of the batch, on its place among them or on how many there are, so no "
-            "example has a gradient of its "
-            "own; use a layer that treats examples one by one (recurrent layers: "
-            "batch_first=True), and divide by public "
+            "example depends on the other examples of the batch, on its place among them or on "
+            "how many there are, so no example has a gradient of its own; use a layer that treats "
+            "examples one by one (recurrent layers: batch_first=True), and divide by public "
             "constants"
         )
 
     def _values(self, module: nn.Module, batch: Pair) -> list[_Value]:
-        """Return the values whose first axis is the batch, in the order in which they are
-        computed."""
+        """Return the values whose first axis is the batch, in the order of their computation."""
         size = len(batch[0])
         return [
             value
@@ -233,8 +224,7 @@ class RowProbe:
 
 
 def _run(module: nn.Module, loss: Loss | None, batch: Pair) -> list[_Value]:
-    """Return every layer's outputs as layers finish, then the losses, then the gradients at these
-    outputs."""
+    """Return every layer's outputs as layers finish, then losses, then gradients at the outputs."""
     inputs, targets = (part.clone() for part in batch)
     values: list[_Value] = []
     edges: list[tuple[_Key, Any]] = []
@@ -270,8 +260,7 @@ def watch_outputs(
     layers: Sequence[tuple[str, nn.Module]],
     see: Callable[[str, nn.Module, Any], None],
 ) -> Any:
-    """Run the module once and show the output of each of these layers as it comes; return the
-    last."""
+    """Run the module once and show the outputs of these layers as they come; return the last."""
 
     def hook(name: str) -> Callable[..., None]:
         return lambda layer, args, output: see(name, layer, output)
@@ -304,8 +293,7 @@ def nested(output: Any) -> Iterator[Tensor]:
 
 
 def _extreme(batch: Pair, value: float) -> Pair | None:
-    """Return companions full of one value, in inputs and targets that can hold it; None if neither
-    can."""
+    """Return companions full of one value, where inputs or targets can hold it; None if neither."""
     if not any(part.is_floating_point() for part in batch) and value:
         return None
     inputs, targets = (

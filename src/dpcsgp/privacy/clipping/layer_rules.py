@@ -1,12 +1,13 @@
-"""Which layers have closed forms, and how one recorded call of such a layer becomes a term per
-parameter.
+"""Which layers have ghost norms, and how one recorded call becomes a grad sample per parameter.
 
-A rule gets the layer, its input, the loss gradient at its output and the number of examples, and
-returns the terms of its trainable parameters. The first axis of input and output is E x M: examples
-times augmented views of an example.
+A rule gets the layer, its inputs (activations), the loss gradients at its outputs (backprops) and
+the number of examples, and returns the per-example gradients of its trainable parameters in the
+form that ghost clipping needs. The first axis of activations and backprops is E x M: examples times
+augmented views of an example.
 
-Legend: E examples, M views, T positions (views included), C channels, P coordinates of one
-parameter."""
+Legend: E examples, M views, T positions (views included), I inputs and O outputs of a layer, P
+coordinates of one parameter.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +18,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpcsgp.privacy.clipping.convolution import kernel_term
+from dpcsgp.privacy.clipping.convolution import kernel_grad_sample
 from dpcsgp.privacy.clipping.ghost_norms import (
     CACHED_FLOATS,
-    ExplicitTerm,
-    LookupTerm,
-    OuterTerm,
-    Term,
+    EmbeddingGradSample,
+    GradSample,
+    LinearGradSample,
+    MaterializedGradSample,
     slices,
 )
 
-Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Term]]
+Samples = dict[str, GradSample]  # by attribute of the layer
+Rule = Callable[[Any, Tensor, Tensor, int], Samples]
 
 
 def _trainable(layer: nn.Module, attribute: str) -> bool:
@@ -35,94 +37,97 @@ def _trainable(layer: nn.Module, attribute: str) -> bool:
     return isinstance(parameter, nn.Parameter) and parameter.requires_grad
 
 
-def _linear(layer: nn.Linear, inputs: Tensor, delta: Tensor, num_examples: int) -> dict[str, Term]:
-    delta_ETO = delta.reshape(num_examples, -1, layer.out_features)
-    terms: dict[str, Term] = {}
+def _linear(layer: nn.Linear, activations: Tensor, backprops: Tensor, num_examples: int) -> Samples:
+    backprops_ETO = backprops.reshape(num_examples, -1, layer.out_features)
+    samples: Samples = {}
     if _trainable(layer, "weight"):
-        terms["weight"] = OuterTerm(inputs.reshape(num_examples, -1, layer.in_features), delta_ETO)
+        activations_ETI = activations.reshape(num_examples, -1, layer.in_features)
+        samples["weight"] = LinearGradSample(activations_ETI, backprops_ETO)
     if _trainable(layer, "bias"):
-        terms["bias"] = ExplicitTerm(delta_ETO.sum(dim=1))
-    return terms
+        samples["bias"] = MaterializedGradSample(backprops_ETO.sum(dim=1))
+    return samples
 
 
 def _convolution(
-    layer: nn.Conv1d | nn.Conv2d, inputs: Tensor, delta: Tensor, num_examples: int
-) -> dict[str, Term]:
-    terms: dict[str, Term] = {}
+    layer: nn.Conv1d | nn.Conv2d, activations: Tensor, backprops: Tensor, num_examples: int
+) -> Samples:
+    samples: Samples = {}
     if _trainable(layer, "weight"):
-        terms["weight"] = kernel_term(layer, inputs, delta, num_examples)
+        samples["weight"] = kernel_grad_sample(layer, activations, backprops, num_examples)
     if _trainable(layer, "bias"):
-        by_image = delta.flatten(2).sum(dim=2)
-        terms["bias"] = ExplicitTerm(by_image.view(num_examples, -1, layer.out_channels).sum(dim=1))
-    return terms
+        by_image = backprops.flatten(2).sum(dim=2)
+        by_view = by_image.view(num_examples, -1, layer.out_channels)
+        samples["bias"] = MaterializedGradSample(by_view.sum(dim=1))
+    return samples
 
 
 def _embedding(
-    layer: nn.Embedding, inputs: Tensor, delta: Tensor, num_examples: int
-) -> dict[str, Term]:
-    indices_ET = inputs.reshape(num_examples, -1).long()
-    delta_ETO = delta.reshape(num_examples, -1, layer.embedding_dim)
-    if layer.padding_idx is not None:
-        delta_ETO = delta_ETO.masked_fill((indices_ET == layer.padding_idx)[:, :, None], 0.0)
-    return {"weight": LookupTerm.of(indices_ET, delta_ETO, layer.num_embeddings)}
+    layer: nn.Embedding, activations: Tensor, backprops: Tensor, num_examples: int
+) -> Samples:
+    words_ET = activations.reshape(num_examples, -1).long()
+    backprops_ETO = backprops.reshape(num_examples, -1, layer.embedding_dim)
+    if layer.padding_idx is not None:  # its row is never trained
+        backprops_ETO = backprops_ETO.masked_fill((words_ET == layer.padding_idx)[:, :, None], 0.0)
+    return {"weight": EmbeddingGradSample.of(words_ET, backprops_ETO, layer.num_embeddings)}
 
 
 def _channel_norm(
-    layer: nn.Module, inputs: Tensor, delta: Tensor, num_examples: int, groups: int
-) -> dict[str, Term]:
-    """Group and instance normalisation: the scale of channel c has gradient sum_t delta_ct
-    normalised_ct."""
-    channels = inputs.shape[1]
-    scale, shift = inputs.new_empty(len(inputs), channels), inputs.new_empty(len(inputs), channels)
-    for rows in slices(len(inputs), inputs[0].numel(), CACHED_FLOATS):
-        part = delta[rows].reshape(-1, channels, inputs[0, 0].numel())
-        normal = F.group_norm(inputs[rows], groups, eps=layer.eps).reshape(part.shape)  # pyright: ignore[reportArgumentType]
+    layer: nn.Module, activations: Tensor, backprops: Tensor, num_examples: int, groups: int
+) -> Samples:
+    """Group and instance normalisation: channel c's scale has gradient sum_t b_ct normal_ct."""
+    channels = activations.shape[1]
+    scale, shift = (activations.new_empty(len(activations), channels) for _ in range(2))
+    # a few rows at a time: the normalised values are computed again and stay in cache
+    for rows in slices(len(activations), activations[0].numel(), CACHED_FLOATS):
+        part = backprops[rows].reshape(-1, channels, activations[0, 0].numel())
+        normal = F.group_norm(activations[rows], groups, eps=layer.eps).reshape(part.shape)  # pyright: ignore[reportArgumentType]
         scale[rows], shift[rows] = (part * normal).sum(dim=2), part.sum(dim=2)
-    return _affine_terms(
+    return _affine_samples(
         layer, scale.view(num_examples, -1, channels), shift.view(num_examples, -1, channels)
     )
 
 
 def _group_norm(
-    layer: nn.GroupNorm, inputs: Tensor, delta: Tensor, num_examples: int
-) -> dict[str, Term]:
-    return _channel_norm(layer, inputs, delta, num_examples, layer.num_groups)
+    layer: nn.GroupNorm, activations: Tensor, backprops: Tensor, num_examples: int
+) -> Samples:
+    return _channel_norm(layer, activations, backprops, num_examples, layer.num_groups)
 
 
 def _instance_norm(
-    layer: nn.Module, inputs: Tensor, delta: Tensor, num_examples: int
-) -> dict[str, Term]:
-    return _channel_norm(layer, inputs, delta, num_examples, inputs.shape[1])
+    layer: nn.Module, activations: Tensor, backprops: Tensor, num_examples: int
+) -> Samples:
+    return _channel_norm(layer, activations, backprops, num_examples, activations.shape[1])
 
 
 def _layer_norm(
-    layer: nn.LayerNorm, inputs: Tensor, delta: Tensor, num_examples: int
-) -> dict[str, Term]:
-    normal = F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
-    return _position_norm(layer, normal, delta, num_examples)
+    layer: nn.LayerNorm, activations: Tensor, backprops: Tensor, num_examples: int
+) -> Samples:
+    normal = F.layer_norm(activations, layer.normalized_shape, eps=layer.eps)
+    return _position_norm(layer, normal, backprops, num_examples)
 
 
 def _rms_norm(
-    layer: nn.RMSNorm, inputs: Tensor, delta: Tensor, num_examples: int
-) -> dict[str, Term]:
-    normal = F.rms_norm(inputs, list(layer.normalized_shape), eps=layer.eps)
-    return _position_norm(layer, normal, delta, num_examples)
+    layer: nn.RMSNorm, activations: Tensor, backprops: Tensor, num_examples: int
+) -> Samples:
+    normal = F.rms_norm(activations, list(layer.normalized_shape), eps=layer.eps)
+    return _position_norm(layer, normal, backprops, num_examples)
 
 
 def _position_norm(
-    layer: nn.Module, normal: Tensor, delta: Tensor, num_examples: int
-) -> dict[str, Term]:
-    """Layer and root-mean-square normalisation: one scale per coordinate, shared by all
-    positions."""
+    layer: nn.Module, normal: Tensor, backprops: Tensor, num_examples: int
+) -> Samples:
+    """Layer and root-mean-square normalisation: one scale per coordinate for all positions."""
     width = torch.Size(layer.normalized_shape).numel()  # pyright: ignore[reportArgumentType, reportCallIssue]
-    scale, shift = (part.reshape(num_examples, -1, width) for part in (normal * delta, delta))
-    return _affine_terms(layer, scale, shift)
+    scale, shift = (
+        part.reshape(num_examples, -1, width) for part in (normal * backprops, backprops)
+    )
+    return _affine_samples(layer, scale, shift)
 
 
-def _affine_terms(layer: nn.Module, scale_ETP: Tensor, shift_ETP: Tensor) -> dict[str, Term]:
+def _affine_samples(layer: nn.Module, scale_ETP: Tensor, shift_ETP: Tensor) -> Samples:
     parts = {"weight": scale_ETP, "bias": shift_ETP}
     return {
-        name: ExplicitTerm(part.sum(dim=1))
+        name: MaterializedGradSample(part.sum(dim=1))
         for name, part in parts.items()
         if _trainable(layer, name)
     }
@@ -143,8 +148,7 @@ RULES: Final[dict[type[nn.Module], Rule]] = {
 
 
 def positions(layer: nn.Module, output_shape: torch.Size) -> int:
-    """Return how many positions of one row a layer's weight is summed over in the ghost form; 1
-    where it has none."""
+    """Return over how many positions of a row a ghost sum runs; 1 where there is none."""
     if isinstance(layer, nn.Linear):
         return output_shape[1:-1].numel()
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
@@ -153,7 +157,6 @@ def positions(layer: nn.Module, output_shape: torch.Size) -> int:
 
 
 def has_rule(layer: nn.Module) -> bool:
-    """Tell whether a layer's parameters have closed forms: only exact types do, as subclasses may
-    compute anything."""
+    """Tell whether a layer has ghost norms: exact types only, subclasses may compute anything."""
     as_written = "forward" not in vars(layer) and not layer._parameters.keys() - {"weight", "bias"}
     return type(layer) in RULES and as_written

@@ -1,9 +1,8 @@
-"""Squared lengths of rows in double precision: no float32 value squares to zero or to infinity
-there.
+"""Squared norms of rows in double precision, of which ghost norms are made.
 
-In float32 a number below 2.6e-23 squares to zero, and a gradient made of such numbers and large
-inputs would pass for short whatever its length. A double holds the square of every float32 number,
-and a sum of them to 2^-50.
+In float32 a number below 2.6e-23 squares to zero, and a gradient made of such backprops and large
+activations would pass for short whatever its length. A double holds the square of every float32
+number, and a sum of them to 2^-50.
 
 Legend: B rows, L numbers in a row.
 """
@@ -42,8 +41,7 @@ def _blank_rows(rows_BL: np.ndarray, squares_B: np.ndarray) -> None:
 
 
 def blank_infinite_rows_(rows_BL: Tensor, squares_B: Tensor) -> None:
-    """Set to zero, in place, the rows whose squared norm is not finite: those that hold NaN or
-    infinity, and no others."""
+    """Set rows whose squared norm is not finite (they hold NaN or infinity) to zero, in place."""
     if rows_BL.device.type == "cpu" and rows_BL.dtype is torch.float32 and rows_BL.is_contiguous():
         _blank_rows(rows_BL.numpy(), squares_B.numpy())
     else:
@@ -51,8 +49,7 @@ def blank_infinite_rows_(rows_BL: Tensor, squares_B: Tensor) -> None:
 
 
 def squared_norms(rows: Tensor) -> Tensor:
-    """Return |row|^2 along the last axis in double precision; not finite exactly where a row is
-    not."""
+    """Return |row|^2 along the last axis in double precision; finite exactly where the row is."""
     length = rows.shape[-1]
     flat = rows.detach().reshape(math.prod(rows.shape[:-1]), length)
     if rows.device.type == "cpu" and rows.dtype is torch.float32:
@@ -65,7 +62,6 @@ def squared_norms(rows: Tensor) -> Tensor:
         for start in range(0, len(flat), step)
     ]
     squares = torch.cat(parts) if parts else flat.new_zeros(0, dtype=torch.float64)
-    # Doubles, too, may square to zero: as much is added as all coordinates together could have
-    # lost.
+    # Doubles, too, may square to zero: what all coordinates together could have lost is added.
     lost = length * _SMALLEST_NORMAL if rows.dtype is torch.float64 else 0.0
     return (squares + lost).view(rows.shape[:-1])

@@ -1,0 +1,202 @@
+"""Run a module and record what its layers saw: the activations that ghost norms are made of.
+
+A forward hook keeps the inputs of every layer with a ghost norm, and where its output lies in the
+graph. The same record tells which parameters ghost norms would get wrong: a parameter used past its
+own layer, or a layer whose first axis is not the examples.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.func import functional_call
+
+from dpcsgp.privacy.clipping.contract import Observer
+from dpcsgp.privacy.clipping.layer_rules import has_rule
+from dpcsgp.randomness import torch_seed
+
+Owned = dict[nn.Module, dict[str, str]]  # layer -> attribute -> name of the parameter
+
+
+class LayerCall(NamedTuple):
+    """One use of a layer in the forward pass."""
+
+    layer: nn.Module
+    activations: Tensor
+    version: int
+    edge: GradientEdge
+    output_shape: torch.Size
+
+
+def owned_parameters(module: nn.Module) -> Owned:
+    """Return the trainable parameters of layers with ghost norms; tied weights share one name."""
+    names = {
+        id(parameter): name
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+    owned: Owned = {}
+    for layer in module.modules():
+        if has_rule(layer):
+            own = {
+                key: names[id(value)]
+                for key, value in layer._parameters.items()
+                if id(value) in names
+            }
+            if own:
+                owned[layer] = own
+    return owned
+
+
+def recorded_forward(
+    module: nn.Module, parameters: Mapping[str, Tensor], layers: Iterable[nn.Module], inputs: Tensor
+) -> tuple[Any, list[LayerCall]]:
+    """Run the module with these parameters and record the calls of these layers."""
+    calls: list[LayerCall] = []
+
+    def record(
+        layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if output.requires_grad:
+            value = args[0] if args else kwargs["input"]
+            # The edge, unlike the tensor, still means this layer's output after an in-place ReLU.
+            edge = get_gradient_edge(output)
+            calls.append(LayerCall(layer, value.detach(), value._version, edge, output.shape))
+
+    handles = [
+        layer.register_forward_hook(record, with_kwargs=True, prepend=True) for layer in layers
+    ]
+    try:
+        with torch.enable_grad():
+            # Weights ask for gradients only so that every output has a graph node; none is ever
+            # computed.
+            leaves = {name: value.requires_grad_() for name, value in parameters.items()}
+            outputs = functional_call(module, leaves, (inputs,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs, calls
+
+
+def wrongly_covered(
+    owned: Owned,
+    parameters: Mapping[str, Tensor],
+    outputs: Any,
+    calls: list[LayerCall],
+    length: int,
+) -> set[str]:
+    """Return parameters whose ghost norms would be wrong, for a batch of `length` rows.
+
+    Their layers see another first axis or activations that were changed in place, or the graph
+    uses them more often than their layers were called.
+    """
+    nodes, uses = _graph(outputs)
+    wrong: set[str] = set()
+    recorded: Counter[str] = Counter()
+    for call in calls:
+        names = owned[call.layer].values()
+        by_row = len(call.activations) == length and call.output_shape[0] == length
+        if not by_row or call.activations._version != call.version:
+            wrong.update(names)
+        if call.edge.node in nodes:
+            recorded.update(names)
+    used = {name: uses[id(value)] for name, value in parameters.items()}
+    return wrong | {name for name, count in used.items() if count != recorded[name]}
+
+
+def _graph(outputs: Any) -> tuple[set[Node], Counter[int]]:
+    """Return the nodes of the graph behind the outputs, and how often it uses each leaf (by id)."""
+    stack = [tensor.grad_fn for tensor in tensors_of(outputs) if tensor.grad_fn is not None]
+    nodes: set[Node] = set(stack)
+    uses: Counter[int] = Counter()
+    while stack:
+        for node, _ in stack.pop().next_functions:
+            if node is None:
+                continue
+            if hasattr(node, "variable"):
+                uses[id(node.variable)] += 1  # pyright: ignore[reportAttributeAccessIssue]
+            elif node not in nodes:
+                nodes.add(node)
+                stack.append(node)
+    return nodes, uses
+
+
+@contextmanager
+def outputs_shown(module: nn.Module, length: int, observe: Observer | None) -> Iterator[None]:
+    """Show the outputs of all layers that have a row per example, as they come.
+
+    The loss might hide what differs in them.
+    """
+    handles = []
+    if observe is not None:
+
+        def show(name: str, output: Any) -> None:
+            title = f"the output of layer '{name}'" if name else "the output of the model"
+            for part in tensors_of(output):
+                if part.dim() and len(part) == length and part.element_size() in (2, 4, 8):
+                    observe(title, part.detach())
+
+        for name, layer in module.named_modules():
+            handles.append(
+                layer.register_forward_hook(lambda _layer, _args, out, name=name: show(name, out))
+            )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def is_random(module: nn.Module, public: Tensor) -> bool:
+    """Tell whether outputs for the same inputs (K, ...) change when torch's generator moves on."""
+    if not any(
+        isinstance(layer, nn.modules.dropout._DropoutNd) or not _is_builtin(layer)
+        for layer in module.modules()
+    ):
+        return False
+    probe, found = copy.deepcopy(module), []
+    for purpose in ("one", "other"):
+        with torch_seed(0, f"row checks {purpose}"), torch.no_grad():
+            found.append([part.detach() for part in tensors_of(probe(public))])
+    return not all(
+        torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(*found, strict=True)
+    )
+
+
+def _is_builtin(layer: nn.Module) -> bool:
+    return type(layer).__module__.startswith("torch.nn.modules.")
+
+
+def tensors_of(outputs: Any) -> Iterator[Tensor]:
+    """Yield all tensors of a nested output."""
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, dict):
+        yield from (tensor for value in outputs.values() for tensor in tensors_of(value))
+    elif isinstance(outputs, list | tuple):
+        yield from (tensor for value in outputs for tensor in tensors_of(value))
+
+
+def warn_of_explicit_gradients(module: nn.Module, names: list[str]) -> None:
+    """Warn, once per input shape, of parameters that have no ghost norm."""
+    if not names:
+        return
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
+    layers = ", ".join(
+        f"{owner or 'the model itself'} ({type(module.get_submodule(owner)).__name__})"
+        for owner in owners
+    )
+    warnings.warn(
+        f"no closed form for per-example gradients of {', '.join(names)} in {layers}: "
+        "they are formed explicitly, which is slower and needs more memory",
+        UserWarning,
+        stacklevel=2,
+    )
