@@ -99,7 +99,7 @@ def test_a_release_is_spent_and_recorded_before_anything_is_computed(tmp_path: P
         seen.append((step.counts(), list(step.gradients.budget.remaining)))
         raise RuntimeError
 
-    object.__setattr__(step.gradients, "examples", engine_sum)
+    step.examples = engine_sum
     with pytest.raises(PrivateStepError):
         step()
     assert seen == [([1, 1, 1], [6, 6, 6])]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,6 @@ from dpcsgp.network import Traffic
 from dpcsgp.privacy import (
     Budget,
     GaussianMechanism,
-    LedgerBook,
     PrivateGradients,
     ReleaseEvent,
     clipping_engine,
@@ -199,6 +198,9 @@ class CountedReleases:
     def check_against(self, heads: Mapping[str, Any]) -> None:
         """An audit starts anew and never resumes."""
 
+    def close(self) -> None:
+        """There is nothing to close."""
+
 
 def output_as_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the output itself: the gradient of a linear model is then its input."""
@@ -262,7 +264,7 @@ def build_run(
         engine=clipping_engine(module, output_as_loss),
         mechanism=mechanism,
         budget=Budget.unlimited(nodes),
-        ledger=cast(LedgerBook, CountedReleases()),
+        ledger=CountedReleases(),
         random=private,
         nodes=nodes,
     )

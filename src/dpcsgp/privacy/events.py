@@ -159,3 +159,7 @@ class ReleaseLog(Protocol):
     def check_against(self, heads: Mapping[str, Any]) -> None:
         """Refuse a log that does not continue the one a checkpoint saw."""
         ...
+
+    def close(self) -> None:
+        """Let other processes have it."""
+        ...

@@ -18,7 +18,7 @@ from dpcsgp.errors import PrivateStepError
 from dpcsgp.privacy.accounting import composed_epsilon
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping.engine import CheckedEngine, ClippingEngine
-from dpcsgp.privacy.ledger import LedgerBook
+from dpcsgp.privacy.events import ReleaseLog
 from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.row_checks import engine_with_equal_rows
@@ -75,7 +75,7 @@ class PrivateGradients:
     engine: ClippingEngine
     mechanism: GaussianMechanism
     budget: Budget
-    ledger: LedgerBook
+    ledger: ReleaseLog
     random: PrivateRandomness
     nodes: Sequence[int]
     attempt: int = 0
