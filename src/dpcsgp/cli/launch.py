@@ -56,16 +56,17 @@ def launch(
     """
     from rich.console import Console
 
-    from dpcsgp.console.logs import open_logs
     from dpcsgp.console.reporter import ConsoleReporter
     from dpcsgp.records.ending import Ending
     from dpcsgp.runtime.launch import launch_run
+    from dpcsgp.runtime.logs import open_logs
     from dpcsgp.runtime.requests import BuiltinRequest
 
     open_logs(verbose, log_file)
     check_expected(out, resume, expect_head)
     request = BuiltinRequest(config_file, tuple(settings or ()), out, resume, allow_divergence)
-    summary = launch_run(request, processes, ConsoleReporter(Console(quiet=as_json)))
+    reporter = ConsoleReporter(Console(quiet=as_json))
+    summary = launch_run(request, processes, reporter, log_file=log_file)
     if as_json:
         typer.echo(strict_json(summary))
     ending = Ending.of(summary["stopped_because"])

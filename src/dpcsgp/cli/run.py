@@ -54,10 +54,10 @@ def run(
     """
     from rich.console import Console
 
-    from dpcsgp.console.logs import open_logs
     from dpcsgp.console.reporter import ConsoleReporter
     from dpcsgp.network.torch_distributed import ProcessEnvironment
     from dpcsgp.records.tensorboard import tensorboard_log
+    from dpcsgp.runtime.logs import open_logs
     from dpcsgp.runtime.process import run_process_or_end
     from dpcsgp.runtime.requests import BuiltinRequest
     from dpcsgp.runtime.session import Hooks, run_simulated

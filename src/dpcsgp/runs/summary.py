@@ -55,7 +55,7 @@ def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]
         "epsilon": epsilon,
         "epsilon_claimed": claimed,
         "delta": max(per_node(config.privacy.delta, num_nodes)),
-        "neighbouring_relation": neighbouring_relation(config.privacy.sampling),
+        "neighbouring_relation": str(neighbouring_relation(config.privacy.sampling)),
         "noise_multiplier": list(design.mechanism.noise_multipliers),
         "releases": run.gradients.num_releases(),
         **{key: value for key, value in row.items() if key.endswith(_FINAL)},

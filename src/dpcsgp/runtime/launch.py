@@ -27,6 +27,7 @@ from dpcsgp.network.torch_distributed import (
 )
 from dpcsgp.runs.design import build_topology
 from dpcsgp.runs.folder import new_folder, previous_processes
+from dpcsgp.runtime.logs import LOG_FILE
 from dpcsgp.runtime.process import run_worker
 from dpcsgp.runtime.reporting import Reporter, Silent
 from dpcsgp.runtime.requests import BuiltinRequest
@@ -55,6 +56,7 @@ def launch_run(
     processes: int | None = None,
     reporter: Reporter | None = None,
     worker: Callable[[BuiltinRequest], int] = run_worker,
+    log_file: Path | None = None,
 ) -> dict[str, Any]:
     """Run all processes to their end and return the merged summary.
 
@@ -63,6 +65,7 @@ def launch_run(
         processes: how many; None: one per node, or as many as the run that is resumed had.
         reporter: hears how the run goes.
         worker: what every process does.
+        log_file: where the workers append their log lines; None: nowhere.
 
     Raises:
         RunFailed: if a process did not reach the end.
@@ -78,7 +81,8 @@ def launch_run(
         with reporter.downloads() as bars:  # once, before ten processes ask for the same files
             design, _ = request.prepare(config, bars)
         reporter.plan(design)
-        _supervise(request, config, hosting, reporter, worker)
+        logs = {LOG_FILE: str(log_file.resolve())} if log_file else {}
+        _supervise(request, config, hosting, reporter, worker, logs)
     summary_file = out / "summary.json"
     if not summary_file.exists() or summary_file.stat().st_mtime < began:
         raise Interrupted("stopped before the first step")
@@ -100,6 +104,7 @@ def _supervise(
     hosting: Hosting,
     reporter: Reporter,
     worker: Callable[[BuiltinRequest], int],
+    logs: Mapping[str, str],
 ) -> None:
     """Start the workers and watch them to their end; raise if one failed."""
     server, world_size = serve_store(), len(hosting)
@@ -108,7 +113,7 @@ def _supervise(
     key_file = config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
     board = Board(place.open_store(timeout=10), LAUNCHER, Seal(key, start))
-    environments = [_environment(place, rank) for rank in range(world_size)]
+    environments = [{**_environment(place, rank), **logs} for rank in range(world_size)]
     with (
         tempfile.TemporaryDirectory() as folder,
         Signals(reporter.say) as signals,

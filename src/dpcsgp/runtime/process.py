@@ -35,6 +35,7 @@ from dpcsgp.runs.design import RunDesign, build_topology
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.merge import SharedFolder, StateFiles, merge_parts, merge_rows, write_part
 from dpcsgp.runs.summary import merge_summaries
+from dpcsgp.runtime.logs import LOG_FILE, open_logs
 from dpcsgp.runtime.pacing import AgreedStop, Pace
 from dpcsgp.runtime.reporting import Reporter, Silent
 from dpcsgp.runtime.requests import BuiltinRequest, RunRequest
@@ -128,6 +129,8 @@ def run_worker(request: BuiltinRequest, wrap: Wrapper = lambda network: network)
     """Be a worker of `dpcsgp launch`; return the exit code."""
     environment = ProcessEnvironment.from_environment()
     assert environment is not None
+    if name := os.environ.get(LOG_FILE):
+        open_logs(verbose=False, log_file=Path(name))
     return run_process_or_end(request, environment, wrap=wrap).progress.ending.exit_code
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import Final
 
 from dpcsgp.errors import ConfigError
 
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOG_FILE: Final = "DPCSGP_LOG_FILE"  # in the environment of workers that are to write one
+_FORMAT: Final = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 
 def open_logs(verbose: bool, log_file: Path | None) -> None:
@@ -28,7 +30,7 @@ def open_logs(verbose: bool, log_file: Path | None) -> None:
             ) from None
     logger = logging.getLogger("dpcsgp")
     for handler in handlers:
-        handler.setFormatter(logging.Formatter(FORMAT))
+        handler.setFormatter(logging.Formatter(_FORMAT))
         logger.addHandler(handler)
     if handlers:
         logger.setLevel(logging.INFO)
