@@ -80,7 +80,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def workers_of(launcher: subprocess.Popen[str]) -> list[int]:
-    return [worker for nursery in children_of(launcher.pid) for worker in children_of(nursery)]
+    return [worker for server in children_of(launcher.pid) for worker in children_of(server)]
 
 
 def alive(pid: int) -> bool:
@@ -161,7 +161,7 @@ def test_a_run_that_is_interrupted_and_killed_ends_like_one_that_was_not(tmp_pat
     launcher, before = start(*resume), releases(out)  # kill -9 of the launcher
     wait_for(lambda: releases(out) > before + 10)
     family = [*children_of(launcher.pid), *workers_of(launcher)]
-    assert len(family) == 4
+    assert len(family) == 5  # resource tracker, fork server and three workers
     launcher.kill()
     launcher.communicate()
     wait_for(lambda: not any(map(alive, family)), 8)
