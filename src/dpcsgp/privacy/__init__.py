@@ -8,6 +8,7 @@ from dpcsgp.privacy.accounting import (
     releases_within,
 )
 from dpcsgp.privacy.budget import Budget
+from dpcsgp.privacy.cancelling import effective_noise_multipliers
 from dpcsgp.privacy.clipping.engine import ClippingEngine, clipping_engine
 from dpcsgp.privacy.events import (
     NeighbouringRelation,
@@ -42,6 +43,7 @@ __all__ = [
     "check_heads",
     "clipping_engine",
     "composed_epsilon",
+    "effective_noise_multipliers",
     "epsilon",
     "ledger_heads",
     "neighbouring_relation",
