@@ -105,8 +105,9 @@ def break_mechanism(mechanism: GaussianMechanism, fault: str | None) -> Gaussian
 
 def break_engine(engine: ClippingEngine, fault: str | None) -> ClippingEngine:
     """Return the clipping engine with a fault, or as it is if the fault lies elsewhere."""
-    wrappers = {"clipping": Unclipped, "mean-clipping": MeanClipped}
-    return wrappers[fault](engine) if fault in wrappers else engine
+    if fault not in ("clipping", "mean-clipping"):
+        return engine
+    return Unclipped(engine, by_mean=fault == "mean-clipping")
 
 
 class Faulty:
@@ -245,9 +246,13 @@ class DrawnSize(Faulty):
 @final
 @dataclass(frozen=True)
 class Unclipped:
-    """A clipping engine that forgets to clip."""
+    """A clipping engine that forgets to clip, or clips a batch by the mean norm of its examples.
+
+    For the second an example must be its own gradient.
+    """
 
     engine: ClippingEngine
+    by_mean: bool = False
 
     def clipped_sum(
         self,
@@ -258,37 +263,15 @@ class Unclipped:
         clip_norm: float,
         shape: PassShape = PassShape(),
     ) -> Tensor:
-        """Return the plain sum of gradients."""
-        # a clip norm that no gradient reaches
-        return self.engine.clipped_sum(
-            parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm, shape
-        )
-
-
-@final
-@dataclass(frozen=True)
-class MeanClipped:
-    """A clipping engine with one factor per batch; an example must be its own gradient."""
-
-    engine: ClippingEngine
-
-    def clipped_sum(
-        self,
-        parameters_ND: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        present_NE: Tensor,
-        clip_norm: float,
-        shape: PassShape = PassShape(),
-    ) -> Tensor:
-        """Scale the plain sum so that the mean norm of the batch becomes the clip norm."""
+        """Return the plain sum of gradients, or scale it so that the mean norm is the clip norm."""
         # norms of the gradients, which here are the examples themselves
         norms_NE = inputs.norm(dim=-1) * present_NE
         mean_N1 = (norms_NE.sum(1) / present_NE.sum(1).clamp(min=1))[:, None]
-        sum_ND = Unclipped(self.engine).clipped_sum(
-            parameters_ND, inputs, targets, present_NE, clip_norm, shape
+        # a clip norm that no gradient reaches
+        sum_ND = self.engine.clipped_sum(
+            parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm, shape
         )
-        return sum_ND * (clip_norm / mean_N1.clamp(min=clip_norm))
+        return sum_ND * (clip_norm / mean_N1.clamp(min=clip_norm)) if self.by_mean else sum_ND
 
 
 @final
