@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -78,10 +79,9 @@ def rooms() -> ModuleType:
     """The script that draws the picture."""
     sys.path.insert(0, str(ROOT / "docs" / "figures"))
     try:
-        import make_rooms
+        return import_module("make_rooms")
     finally:
         sys.path.pop(0)
-    return make_rooms
 
 
 @pytest.fixture(scope="module")
