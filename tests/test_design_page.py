@@ -120,6 +120,22 @@ def test_walks_are_short_and_never_climb(title: str, floors: dict[str, int]) -> 
     assert levels == sorted(levels), list(zip(hops, levels, strict=True))
 
 
+def used_names(file: str) -> set[str]:
+    """Return the names and attributes that the code of a file uses."""
+    nodes = list(ast.walk(ast.parse((SOURCE / file).read_text(encoding="utf-8"))))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("title", [LAUNCH, TRAIN])
+def test_every_hop_is_used_by_the_file_of_an_earlier_one(title: str) -> None:
+    """These walks cross processes, or start in a script: they are not traced."""
+    hops = walk(title)
+    for number, hop in enumerate(hops[1:], start=1):
+        used = set[str]().union(*(used_names(earlier.file) for earlier in hops[:number]))
+        assert hop.function.split(".")[-1] in used, hop
+
+
 def test_the_three_ways_meet() -> None:
     common = walk(RUN)
     assert walk(TRAIN)[-1] == common[1]
