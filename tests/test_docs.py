@@ -132,7 +132,10 @@ def test_no_block_escapes(page: Path) -> None:
             f"line {block.line}: write bash or python"
         )
         if block.reason is not None:
-            said = f'line {block.line - 1}: write {{not-run="why"}} after the language, with a reason of some words'
+            said = (
+                f'line {block.line - 1}: write {{not-run="why"}} after the language, '
+                "with a reason of some words"
+            )
             assert len(block.reason) >= SHORTEST_REASON, said
 
 
@@ -163,6 +166,33 @@ def test_every_page_is_in_the_navigation() -> None:
         if (path := page.relative_to(DOCS).as_posix()) not in menu
     ]
     assert not missing
+
+
+def test_files_that_pages_name_exist() -> None:
+    """Names of files move; `comparison.md` names those of other projects."""
+    named = {
+        file
+        for page in (*PAGES, ROOT / "CONTRIBUTING.md")
+        if page.name != "comparison.md"
+        for file in re.findall(
+            r"`([a-z_]+(?:/[a-z_-]+)+\.(?:py|md|toml))`", page.read_text("utf-8")
+        )
+    }
+    folders = (ROOT, ROOT / "src" / "dpcsgp", ROOT / "tests")
+    assert len(named) > 20
+    assert not [file for file in named if not any((folder / file).is_file() for folder in folders)]
+
+
+def test_tests_that_the_proof_names_exist() -> None:
+    text = (DOCS / "privacy-proof.md").read_text(encoding="utf-8")
+    files = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    everything = "\n".join(files.values())
+    named = re.findall(r"`(?:stress/)?(?:(test_\w+\.py)(?:::)?)?(test_\w+)?`", text)
+    found = [(file, test) for file, test in named if file or test]
+    assert len(found) > 15
+    for file, test in found:
+        assert not file or file in files, file
+        assert not test or f"def {test}(" in (files[file] if file else everything), test
 
 
 def test_every_setting_is_explained_with_its_default() -> None:

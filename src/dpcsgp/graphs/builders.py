@@ -70,7 +70,7 @@ def complete(num_nodes: int) -> Topology:
         num_nodes: n.
 
     Returns:
-        The graph with all weights 1 / n: one exchange averages exactly.
+        The graph with all weights 1 / n; one exchange averages exactly.
     """
     return _by_hops(_count(num_nodes), range(num_nodes), "complete")
 
@@ -105,7 +105,7 @@ def star(num_nodes: int) -> Topology:
         num_nodes: n.
 
     Returns:
-        A graph that is not doubly stochastic: push-sum weights differ between nodes.
+        A graph that is not doubly stochastic; push-sum weights differ between nodes.
     """
     linked_NN = np.eye(_count(num_nodes), dtype=bool)
     linked_NN[0, :] = linked_NN[:, 0] = True
@@ -254,7 +254,7 @@ def metropolis_weights(topology: Topology) -> Topology:
         topology: any strongly connected graph; only its links count.
 
     Returns:
-        Weights that D-PSGD and CHOCO-SGD ask for: no push-sum weight is needed.
+        Weights that D-PSGD and CHOCO-SGD ask for; no push-sum weight is needed.
 
     >>> metropolis_weights(directed_ring(4)).weights[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]

@@ -82,7 +82,7 @@ def read_ledgers(paths: Paths, heads: Iterable[LedgerHead] = ()) -> list[LedgerC
         heads: where some of these ledgers are known to have stood.
 
     Returns:
-        One entry per ledger: its header, its releases with their counts, and its forks.
+        One entry per ledger, with its header, its releases with their counts, and its forks.
 
     Raises:
         LedgerError: for a ledger that was damaged or edited, or does not contain an expected head.
