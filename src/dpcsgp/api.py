@@ -55,11 +55,13 @@ _starts: Final = itertools.count()
 @final
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """What a run left. Models are post-processing of what was released: they may be shown to
-    anybody.
+    """What a run left.
+
+    Models are post-processing of what was released: they may be shown to anybody.
 
     `summary` holds eps as verified from the ledger, bytes as sent, and the metrics; `history` one
-    row per evaluation."""
+    row per evaluation.
+    """
 
     folder: Path
     summary: dict[str, Any]

@@ -1,7 +1,8 @@
 """One validated model of all settings, and its way to and from TOML.
 
 Keys explain themselves; `--set section.key=value` uses the same names. Per-node values are a number
-or a list with one number per node."""
+or a list with one number per node.
+"""
 
 from __future__ import annotations
 
@@ -287,8 +288,10 @@ def make_config(values: Mapping[str, Any]) -> Config:
 
 
 def _method_of(algorithm: Mapping[str, Any]) -> Method:
-    """Return the method that a table names; the default one for a wrong name, which validation
-    refuses."""
+    """Return the method that a table names.
+
+    For a wrong name, which validation refuses, it is the default one.
+    """
     default = AlgorithmConfig().name
     try:
         return find_method(algorithm.get("name", default))

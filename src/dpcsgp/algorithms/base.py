@@ -55,20 +55,27 @@ class Network(Protocol):
 
 
 class Algorithm(Protocol[StateT]):
-    """Settings with pure functions; the state is whatever `init` returns: a NamedTuple with, at
-    least, the counters `step` (of gradients) and `round` (of exchanges)."""
+    """Settings with pure functions; the state is whatever `init` returns.
+
+    The state is a NamedTuple with, at least, the counters `step` (of gradients) and `round` (of
+    exchanges).
+    """
 
     model_fields: ClassVar[tuple[str, ...]]
     """Tensors of the state with one row per node that `model` and `average` follow from."""
 
     def init(self, x_ND: Tensor, anchor_D: Tensor | None = None) -> StateT:
-        """Return the state at the start: every node at `x_ND`, counted from the public `anchor_D`
-        (None = zero)."""
+        """Return the state at the start: every node at `x_ND`.
+
+        The state counts from the public `anchor_D` (None = zero).
+        """
         ...
 
     def model(self, state: StateT) -> Tensor:
-        """Return the model of every hosted node (N, D): what is trained, evaluated and
-        published."""
+        """Return the model of every hosted node (N, D).
+
+        It is what is trained, evaluated and published.
+        """
         ...
 
     def average(self, state: StateT) -> Tensor:
@@ -84,8 +91,10 @@ class Algorithm(Protocol[StateT]):
         ...
 
     def residual_ratio(self, state: StateT) -> float | None:
-        """Return how far what others believe lags behind, as a share; None without error
-        feedback."""
+        """Return how far what others believe lags behind, as a share.
+
+        None without error feedback.
+        """
         ...
 
     def wire_bytes(self, dim: int, rounds: int) -> int:
@@ -93,8 +102,10 @@ class Algorithm(Protocol[StateT]):
         ...
 
     def paper_bits(self, dim: int, rounds: int) -> int:
-        """Return the same by the formulas of the literature, in bits, without headers and
-        weights."""
+        """Return the same by the formulas of the literature, in bits.
+
+        Headers and weights are not counted.
+        """
         ...
 
 
@@ -124,8 +135,9 @@ class GossipSGD(ABC, Generic[StateT]):
 
 @dataclass(frozen=True)
 class LinearDecay:
-    """A learning rate that falls linearly from `initial` to `initial * final_fraction` at the last
-    of `steps` steps.
+    """A learning rate that falls linearly.
+
+    It goes from `initial` to `initial * final_fraction` at the last of `steps` steps.
 
     >>> LinearDecay(2.0, 0.5, 3)(2)
     1.0

@@ -41,8 +41,10 @@ class ChocoState(NamedTuple):
 @final
 @dataclass(frozen=True)
 class ChocoSGD(GossipSGD[ChocoState]):
-    """Compressed averaging; the network's weights must be doubly stochastic
-    (`graphs.metropolis_weights`)."""
+    """Compressed averaging on an undirected graph.
+
+    The network's weights must be doubly stochastic (`graphs.metropolis_weights`).
+    """
 
     model_fields: ClassVar[tuple[str, ...]] = ("x_ND",)
 

@@ -1,5 +1,6 @@
-"""Block gossip: exact push-sum on one block of coordinates per round; no error feedback, stable on
-every digraph.
+"""Block gossip: exact push-sum on one block of coordinates per round.
+
+It needs no error feedback and is stable on every digraph.
 
 The coordinates are cut into K public random blocks. Round t exchanges block `t mod K` (or a
 publicly drawn one), and each block has its own push-sum weight, so every block sees an exact
@@ -39,8 +40,10 @@ class BlockState(NamedTuple):
 
 @lru_cache(maxsize=8)
 def block_indices(dim: int, num_blocks: int) -> tuple[Tensor, ...]:
-    """Return the coordinates of each block: a public random cut into K parts whose sizes differ by
-    at most one."""
+    """Return the coordinates of each block: a public random cut into K parts.
+
+    The sizes of the parts differ by at most one.
+    """
     order = numpy_generator(0, f"blocks {dim}").permutation(dim)
     return tuple(torch.from_numpy(np.sort(part)) for part in np.array_split(order, num_blocks))
 
@@ -105,8 +108,10 @@ class DPBlock(GossipSGD[BlockState]):
         """Return None: nothing is fed back."""
 
     def wire_bytes(self, dim: int, rounds: int) -> int:
-        """Count the frames of the blocks that went round (for a random order: of the largest block
-        each time)."""
+        """Count the frames of the blocks that went round.
+
+        For a random order, the largest block is counted each time.
+        """
         return sum(
             frames.frame_bytes(self.compressor.num_bytes(size)) for size in self._sizes(dim, rounds)
         )

@@ -1,5 +1,4 @@
-"""DP-CSGP: differentially private stochastic gradient push with compressed communication (arXiv
-2512.13583).
+"""DP-CSGP: private stochastic gradient push with compressed communication (arXiv 2512.13583).
 
 | symbol | meaning | Algorithm 1 |
 |---|---|---|
@@ -56,8 +55,10 @@ class DPCSGPState(NamedTuple):
 @final
 @dataclass(frozen=True)
 class DPCSGP(GossipSGD[DPCSGPState]):
-    """Push-sum gossip on a digraph, with error-feedback compression; privacy comes with the
-    gradients it is given. `descend` is line 12."""
+    """Push-sum gossip on a digraph, with error-feedback compression.
+
+    Privacy comes with the gradients it is given. `descend` is line 12.
+    """
 
     model_fields: ClassVar[tuple[str, ...]] = ("x_ND", "y_N1")
 

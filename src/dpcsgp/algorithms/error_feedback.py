@@ -47,8 +47,10 @@ def exchange_differences(
     random: PublicRandomness,
     round_: int,
 ) -> tuple[PublicCopies, Tensor]:
-    """Send `Q(x - x_hat)` with the push-sum weights; return the new copies and the senders' weights
-    (S, 1)."""
+    """Send `Q(x - x_hat)` with the push-sum weights.
+
+    Return the new copies and the senders' weights (S, 1).
+    """
     q_NB = compressor.encode(x_ND - copies.x_hat_ND, random, round_)
     weights_S1, q_SB = exchange_frames(network, round_, weights_N1, q_NB)
     q_SD = compressor.decode(q_SB, x_ND.shape[1], random.of(network.senders), round_)
@@ -59,15 +61,19 @@ def exchange_differences(
 
 
 def add_rows(onto_ND: Tensor, values_ND: Tensor, factor: float) -> Tensor:
-    """Add in place and return `onto`, row by row: of matrices of two types torch would first
-    convert a whole copy."""
+    """Add in place, row by row, and return `onto`.
+
+    Of two matrices of different types torch would first convert a full copy.
+    """
     for onto_D, values_D in zip(onto_ND, values_ND, strict=True):
         onto_D.add_(values_D, alpha=factor)
     return onto_ND
 
 
 def residual_ratio(x_ND: Tensor, x_hat_ND: Tensor) -> float:
-    """Return the mean over nodes of |x - x_hat| / |x|: how far what others believe lags behind,
-    after the noise."""
+    """Return the mean over nodes of |x - x_hat| / |x|.
+
+    It says how far what others believe lags behind, after the noise.
+    """
     ratios_N = (x_ND - x_hat_ND).norm(dim=1) / x_ND.norm(dim=1).clamp_min(1e-30)
     return float(ratios_N.mean())

@@ -81,8 +81,10 @@ class Method:
 
 
 def built_by(module: str) -> Build:
-    """Return a builder that imports `dpcsgp.algorithms.<module>` when called, and calls its
-    `build`."""
+    """Return a builder that calls the `build` of `dpcsgp.algorithms.<module>`.
+
+    The module is imported when the builder is called.
+    """
 
     def build(settings: MethodSettings) -> Algorithm[Any]:
         return importlib.import_module(f"dpcsgp.algorithms.{module}").build(settings)
@@ -109,8 +111,9 @@ METHODS: Final[dict[str, Method]] = {
 
 
 def find_method(name: object) -> Method:
-    """Return the method of `algorithm.name`; refuse a name that is neither in the table nor
-    `module:attribute`.
+    """Return the method of `algorithm.name`.
+
+    A name that is neither in the table nor `module:attribute` is refused.
 
     >>> find_method("choco-sgd").undirected
     True

@@ -1,5 +1,6 @@
-"""SGP: stochastic gradient push, exact push-sum on a digraph (Assran et al., ICML 2019); with
-noise, DP-SGP.
+"""SGP: stochastic gradient push, exact push-sum on a digraph; with noise, DP-SGP.
+
+SGP is due to Assran et al. (ICML 2019).
 
 `x <- sum_j a_ij (x_j - eta g_j)`, `y <- sum_j a_ij y_j`, `z = x0 + x / y`. This is DP-CSGP with the
 identity as compressor and mixing rate 1, without the two vectors that error feedback needs.

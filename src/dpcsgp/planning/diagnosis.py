@@ -1,5 +1,6 @@
-"""What the doctor finds out about one setting: graph, theory, stability and price of a message,
-from public facts alone.
+"""What the doctor finds out about one setting, from public facts alone.
+
+It looks at the graph, the theory, stability and the price of a message.
 
 Healthy means that gossip contracts in the mean square (or, where no law exists, that the mixing
 rate is the cautious one). The conditions of the convergence theorem are reported but do not decide:
@@ -47,8 +48,10 @@ SWEEP: Final = (
 @final
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """All findings about one setting; `stability` is None where nothing is compressed with error
-    feedback."""
+    """All findings about one setting.
+
+    `stability` is None where nothing is compressed with error feedback.
+    """
 
     topology: Topology
     algorithm: str
@@ -73,8 +76,7 @@ class Diagnosis:
 
 
 def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
-    """Examine the graph, compressor and mixing rate that the settings name, for `dim`
-    coordinates."""
+    """Examine the graph, compressor and mixing rate of the settings, for `dim` coordinates."""
     if dim < 1:
         raise ConfigError(f"--dim {dim}: expected at least 1 coordinate")
     topology, method = build_topology(config), config.method
@@ -106,8 +108,10 @@ def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
 def _contraction(
     config: Config, topology: Topology, compressor: Compressor, rate: float, dim: int
 ) -> tuple[float, float, float]:
-    """Return radius, steady-state disagreement under unit noise, and the spread that never
-    fades."""
+    """Return radius, disagreement in the steady state, and the spread that never fades.
+
+    The disagreement is that under unit noise.
+    """
     method = config.method
     if not method.sends:
         return (1.0, math.inf, 0.0) if topology.num_nodes > 1 else (0.0, 0.0, 0.0)
@@ -178,8 +182,10 @@ def _verdict_on_quantised_blocks(what: str, radius: float, spread: float) -> tup
 @final
 @dataclass(frozen=True)
 class SweepRow:
-    """One compressor on one graph: what mixing rate 1 does, and the best rate (nan where none is
-    stable)."""
+    """One compressor on one graph: what mixing rate 1 does, and the best rate.
+
+    The best rate is nan where none is stable.
+    """
 
     compressor: str
     radius_at_one: float
@@ -219,8 +225,10 @@ def _sweep_row(topology: Topology, compressor: Compressor, dim: int) -> SweepRow
 def radius_curves(
     topology: Topology, dim: int, specs: Sequence[str], num_rates: int = 40
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return mixing rates from 0.02 to 1, and the radius at each of them for every compressor that
-    has a law."""
+    """Return mixing rates from 0.02 to 1, and the radius at each of them.
+
+    There is one curve for every compressor that has a law.
+    """
     rates = np.geomspace(0.02, 1.0, num_rates)
     curves = {}
     for spec in dict.fromkeys(specs):

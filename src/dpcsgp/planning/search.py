@@ -1,12 +1,14 @@
-"""Try batch sizes, numbers of steps and ways of exchanging; keep what fits the limits, rank it,
-choose one.
+"""Try batch sizes, numbers of steps and ways of exchanging, and choose a plan.
+
+What fits the limits is kept and ranked.
 
 For every plan: noise multiplier from the accountant, outlook (see `outlook`), exact bytes per edge,
 memory, and seconds from timed parts. Limits are checked before the accountant is asked, so that it
 is asked seldom. The front holds the plans that no other beats in shortfall, bytes and seconds at
 once. The choice is the quickest plan whose shortfall is within two per cent of the smallest: batch
 sizes that differ only in time are common, because full composition makes noise per step and number
-of steps trade evenly."""
+of steps trade evenly.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,10 @@ class NothingFitsError(ConfigError):
 @final
 @dataclass(frozen=True)
 class Limits:
-    """What a run may cost: megabytes (10^6 bytes) over one edge, minutes of training in one
-    process; None = no limit."""
+    """What a run may cost; None = no limit.
+
+    Megabytes (10^6 bytes) over one edge, and minutes of training in one process.
+    """
 
     megabytes: float | None = None
     minutes: float | None = None
@@ -122,8 +126,10 @@ class Way:
 
 
 def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda text: None) -> Plan:
-    """Return every plan within the limits; graph, task, model, budget and clip norm are those of
-    `config`."""
+    """Return every plan within the limits.
+
+    Graph, task, model, budget and clip norm are those of `config`.
+    """
     _require_numbers(config)
     sizes = batch_sizes(min(facts.num_examples))
     ways = _ways(config, facts, sizes[len(sizes) // 2], tell)
@@ -154,13 +160,15 @@ def search_features(
     tell: Tell = lambda text: None,
     free_model: bool = False,
 ) -> Plan:
-    """Search with the settings' own features, with `LOW_FREQUENCIES`, and with
-    `GRADIENT_HISTOGRAMS` if any model will do.
+    """Search with the settings' own features and with others that may do better.
+
+    The others are `LOW_FREQUENCIES`, and `GRADIENT_HISTOGRAMS` if any model will do.
 
     All plans are ranked together, with the same R and G. Low frequencies are the same picture in
     fewer coordinates, so that is fair; for histograms with a linear model it is a guess that was
     right on MNIST (docs/stability.md). Convolutions need whole pictures, and small pictures have no
-    frequencies to spare."""
+    frequencies to spare.
+    """
     choices = [config]
     small = min(declared_facts(config).input_shape[-2:]) < _LARGE_PICTURE
     if not small and config.task.model.startswith(("mlp", "logistic")):
@@ -184,16 +192,20 @@ def batch_sizes(num_examples: int) -> list[int]:
 
 
 def choose(rows: Sequence[Row]) -> Row:
-    """Return the quickest row among those as good as the best; of equally quick ones the one with
-    fewer bytes."""
+    """Return the quickest row among those as good as the best.
+
+    Of equally quick ones it is the one with fewer bytes.
+    """
     best = min(row.outlook.shortfall for row in rows)
     as_good = [row for row in rows if row.outlook.shortfall <= AS_GOOD * best]
     return min(as_good, key=lambda row: (row.seconds, row.bytes_per_edge))
 
 
 def mark_front(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Sort by shortfall and mark the rows that no other beats: at least as good in shortfall, bytes
-    and seconds."""
+    """Sort by shortfall and mark the rows that no other beats.
+
+    A row beats another if it is at least as good in shortfall, bytes and seconds.
+    """
     ordered = sorted(rows, key=_costs)
     front: list[Row] = []
     marked = []
@@ -236,8 +248,10 @@ def _sketch(way: Way, batch_size: int, steps: int, times: StepTimes) -> _Sketch:
 
 
 def _complete(sketch: _Sketch, facts: Facts) -> Row:
-    """Ask the accountant and add the outlook; the node with the fewest examples needs the most
-    noise."""
+    """Ask the accountant and add the outlook.
+
+    The node with the fewest examples needs the most noise.
+    """
     privacy, settings, design = sketch.config.privacy, sketch.config.algorithm, sketch.way.design
     assert isinstance(privacy.epsilon, float)
     assert isinstance(privacy.delta, float)

@@ -3,7 +3,8 @@
 A snapshot of one process is two files: `step-000030.part-0-of-1.safetensors` (the tensors) and a
 `.json` of the same name (counters, the ledgers' heads, the tensors' checksum). The JSON file is
 renamed into place last: it is the commit. On resume the processes agree on the newest step that all
-of them have whole."""
+of them have whole.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +66,10 @@ class CheckpointFolder:
         self._forget_old(step)
 
     def complete_steps(self) -> list[int]:
-        """Return the steps whose snapshot of this process is whole, ascending; damaged ones are
-        left out."""
+        """Return the steps of this process's valid checkpoints, ascending.
+
+        Damaged ones are left out.
+        """
         return [step for step in sorted(self._steps()) if self._is_whole(step)]
 
     def load(self, step: int) -> Checkpoint:
@@ -74,8 +77,10 @@ class CheckpointFolder:
         return self._read(step)
 
     def load_common(self, agreed: Iterable[Sequence[int]]) -> Checkpoint | None:
-        """Return the newest step that every process has whole (one list of steps per process); None
-        to start anew."""
+        """Return the checkpoint of the newest step that every process has complete.
+
+        `steps_of_ranks` has one list of steps per process. None means to start anew.
+        """
         steps_of = [set(steps) for steps in agreed]
         common = set.intersection(*steps_of)
         # A snapshot of step 0 alone is nothing lost: some process was killed before it had written

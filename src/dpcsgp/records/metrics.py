@@ -2,7 +2,8 @@
 
 Only values that are public or post-processing of released messages are recorded: never a training
 loss, a gradient norm, the clipped fraction, a drawn batch size or an index, because nobody
-accounted for them."""
+accounted for them.
+"""
 
 from __future__ import annotations
 

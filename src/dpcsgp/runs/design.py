@@ -1,7 +1,8 @@
 """From settings to the checked design of a run; every check comes before any budget is spent.
 
 Only public facts are needed (settings, declared sizes, shapes), so planning uses it too; `build`
-adds data, secret keys and files."""
+adds data, secret keys and files.
+"""
 
 from __future__ import annotations
 
@@ -124,8 +125,10 @@ def check_device(name: str) -> None:
 def design_run(
     config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None
 ) -> RunDesign:
-    """Check everything that can be checked without data and return the parts; `module` is the
-    user's own, if any."""
+    """Check everything that can be checked without data and return the parts.
+
+    `module` is the user's own, if any.
+    """
     check_device(config.run.device)
     topology = build_topology(config)
     compressor = parse_compressor(config.compression.spec)
@@ -182,8 +185,11 @@ def _mixing(
 
 
 def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence: bool) -> None:
-    """Refuse quantised blocks (one, if the method has no blocks) whose disagreement grows; warn of
-    those that leave the nodes far apart or have no law."""
+    """Refuse quantised blocks whose disagreement grows.
+
+    A method without blocks counts as one block. Blocks that leave the nodes far apart or have no
+    law bring a warning.
+    """
     settings = config.algorithm
     specs = {"compression.spec": config.compression.spec}
     if settings.polish_compression and settings.polish_rounds:

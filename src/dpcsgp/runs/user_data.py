@@ -1,5 +1,6 @@
-"""A user's own task: the data of the hosted nodes, and the checks of model, loss and data that come
-before any release.
+"""A user's own task: the data of the hosted nodes, and the checks before any release.
+
+The checks are of model, loss and data.
 
 The model is probed on test data or on random inputs, never on private data; data errors name node
 and example and are raised where the data are.
@@ -100,7 +101,8 @@ class UserData:
         """Refuse a model, loss or labels that do not fit together or cannot be trained privately.
 
         `batch_sizes` are the expected ones of the run: what happens only in batches of such a size
-        is found too."""
+        is found too.
+        """
         inputs, targets = self.example
         sizes = sorted(set(batch_sizes), reverse=True)
         try:
@@ -125,8 +127,10 @@ class UserData:
             self._check_whole_numbers(module)
 
     def _check_whole_numbers(self, module: nn.Module) -> None:
-        """Refuse examples that model or loss choke on, such as a word past the vocabulary, before
-        anything is released."""
+        """Refuse examples that model or loss choke on, before anything is released.
+
+        A word past the vocabulary is such an example.
+        """
         probe = copy.deepcopy(module).eval()
         for node, (inputs, targets) in self.parts.items():
             for start in range(0, len(inputs), EVALUATION_BATCH):
@@ -164,8 +168,10 @@ class UserData:
 def _sizes(
     node_data: Sequence[NodeData], hosted: Sequence[int], num_examples: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Return the declared number of examples of every node, checked against the data of the hosted
-    ones."""
+    """Return the declared number of examples of every node.
+
+    Those of the hosted ones are checked against their data.
+    """
     if num_examples is None:
         sizes = tuple(count_examples(data, f"node {node}") for node, data in enumerate(node_data))
     else:

@@ -84,8 +84,10 @@ def settle(
 
 
 def _described(module: nn.Module) -> str:
-    """Name a model of the caller's own: class, digest of names and shapes of what is trained,
-    digest of what is not."""
+    """Name a model of the caller's own.
+
+    Class, digest of names and shapes of what is trained, digest of what is not.
+    """
     layout = ParameterLayout.of(module)
     shapes = repr(
         [(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
@@ -134,8 +136,10 @@ def _checked_metrics(metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
 
 
 def refuse_other_model(folder: Path, config: Config, model: nn.Module) -> None:
-    """Refuse a model whose trained parameters have other names or shapes than those in the
-    folder."""
+    """Refuse a model whose trained parameters differ from those in the folder.
+
+    Names and shapes are compared.
+    """
     if not isinstance(model, nn.Module):
         raise ModelError(f"model: expected an instance of nn.Module, got {type(model).__name__}")
     stored, given = (text.split(":")[1:3] for text in (config.task.model, _described(model)))

@@ -1,5 +1,4 @@
-"""How far apart the processes of a run can be, and how they stop at the same step in spite of
-it."""
+"""How far apart the processes of a run can be, and how they still stop at the same step."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ class Pace:
     """The most steps by which one process can be ahead of another.
 
     An exchange in every step bounds the lead by itself. Where processes exchange more rarely or not
-    at all, they meet every `meet_every` steps at the store."""
+    at all, they meet every `meet_every` steps at the store.
+    """
 
     lead: int
     meet_every: int = 0
@@ -36,11 +36,13 @@ class Pace:
         return cls(MEETING_STEPS, MEETING_STEPS)
 
     def checkpoints_to_keep(self, checkpoint_every: int) -> int:
-        """Return how many snapshots each process keeps, so that all processes have one step in
-        common at any moment.
+        """Return how many checkpoints each process keeps.
+
+        So many that all processes have one step in common at any moment.
 
         The slowest process may be writing the snapshot that the fastest wrote `lead` steps ago, and
-        may fail at it."""
+        may fail at it.
+        """
         return 2 + (-(-self.lead // checkpoint_every) if checkpoint_every else 0)
 
     def meet(self, network: TrainingNetwork, step: int) -> None:
@@ -50,8 +52,9 @@ class Pace:
 
 
 class AgreedStop:
-    """Makes all processes stop at the same step, without a word from the store in a step that
-    nobody wants to stop at.
+    """Makes all processes stop at the same step.
+
+    In a step that nobody wants to stop at, the store is not asked.
 
     1. Who is asked to stop says so (`stop asked`); the others learn it from the thread that beats.
     2. Who knows of it says that it listens (`stop heard/RANK`), and asks the store before every
