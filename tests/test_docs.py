@@ -132,7 +132,10 @@ def test_no_block_escapes(page: Path) -> None:
             f"line {block.line}: write bash or python"
         )
         if block.reason is not None:
-            said = f'line {block.line - 1}: write {{not-run="why"}} after the language, with a reason of some words'
+            said = (
+                f'line {block.line - 1}: write {{not-run="why"}} after the language, '
+                "with a reason of some words"
+            )
             assert len(block.reason) >= SHORTEST_REASON, said
 
 
@@ -191,7 +194,8 @@ def test_site_builds_strictly_and_asks_nothing_of_the_outside(tmp_path: Path) ->
     pages = [path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.html")]
     assert len(pages) > len(list(DOCS.rglob("*.md"))) - 1
     asked = re.compile(
-        r"<(?:script|img|iframe|source)[^>]+src=\"?(https?:)?//|<link[^>]+(?:stylesheet|preconnect|preload)[^>]+//"
+        r"<(?:script|img|iframe|source)[^>]+src=\"?(https?:)?//"
+        r"|<link[^>]+(?:stylesheet|preconnect|preload)[^>]+//"
     )
     assert not [found[0] for page in pages if (found := asked.search(page))]
 

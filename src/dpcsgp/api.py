@@ -105,8 +105,11 @@ class Result:
         return releases_by_node(read_ledgers(self.ledger))
 
     def __repr__(self) -> str:
-        means = [f"{key.removesuffix('_node_mean')} {value:.4g}" for key, value in self.summary.items()
-                 if key.endswith("_node_mean")]  # fmt: skip
+        means = [
+            f"{key.removesuffix('_node_mean')} {value:.4g}"
+            for key, value in self.summary.items()
+            if key.endswith("_node_mean")
+        ]
         return f"Result({', '.join([*means, f'epsilon {self.epsilon:.4g}', str(self.folder)])})"
 
 

@@ -60,7 +60,8 @@ class PublicRandomness:
     """Streams that every node can rebuild from the public seed; row k belongs to node `nodes[k]`.
 
     >>> random = PublicRandomness(seed=7, nodes=[0, 1])
-    >>> bool((random.bytes("mask", step=3, num_bytes=4)[1] == random.of([1]).bytes("mask", step=3, num_bytes=4)[0]).all())
+    >>> sent = random.bytes("mask", step=3, num_bytes=4)[1]
+    >>> bool((sent == random.of([1]).bytes("mask", step=3, num_bytes=4)[0]).all())
     True
     """
 

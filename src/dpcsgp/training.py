@@ -46,7 +46,10 @@ class TrainingNetwork(Network, Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """When things happen (gradient steps, exchanges, evaluations, checkpoints), and the momentum."""
+    """When things happen, and the momentum.
+
+    Things are gradient steps, exchanges, evaluations and checkpoints.
+    """
 
     steps: int
     gossip_every: int = 1

@@ -1,9 +1,9 @@
-"""Whole-run snapshots: atomic, checksummed, safetensors and JSON only; the last two are kept.
+"""Checkpoints of a run: atomic, checksummed, safetensors and JSON only; the last two are kept.
 
-A snapshot of one process is two files: `step-000030.part-0-of-1.safetensors` (the tensors) and a
+A checkpoint of one process is two files: `step-000030.part-0-of-1.safetensors` (the tensors) and a
 `.json` of the same name (counters, the ledgers' heads, the tensors' checksum). The JSON file is
 renamed into place last: it is the commit. On resume the processes agree on the newest step that all
-of them have whole.
+of them have complete.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class CheckpointFolder:
 
     path: Path
     run_id: str
-    part: int = 0
-    num_parts: int = 1
+    rank: int = 0
+    world_size: int = 1
     keep: int = 2
     config: str = ""  # fingerprint of the settings: a run goes on under the settings it began with
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write a snapshot; an error or a crash leaves the previous ones whole."""
+        """Write a checkpoint; an error or a crash leaves the previous ones complete."""
         body = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         head = {"format": FORMAT, "run_id": self.run_id, "config": self.config, "step": step}
         head |= {"meta": dict(meta), "checksum": _checksum(body)}
@@ -70,21 +70,21 @@ class CheckpointFolder:
 
         Damaged ones are left out.
         """
-        return [step for step in sorted(self._steps()) if self._is_whole(step)]
+        return [step for step in sorted(self._steps()) if self._is_valid(step)]
 
     def load(self, step: int) -> Checkpoint:
-        """Return this process's snapshot of a step."""
+        """Return this process's checkpoint of a step."""
         return self._read(step)
 
     def load_common(self, agreed: Iterable[Sequence[int]]) -> Checkpoint | None:
         """Return the checkpoint of the newest step that every process has complete.
 
-        `steps_of_ranks` has one list of steps per process. None means to start anew.
+        `agreed` has one list of steps per process. None means to start anew.
         """
         steps_of = [set(steps) for steps in agreed]
         common = set.intersection(*steps_of)
-        # A snapshot of step 0 alone is nothing lost: some process was killed before it had written
-        # its own.
+        # A checkpoint of step 0 alone is nothing lost: some process was killed before it had
+        # written its own.
         if not common and (set.union(*steps_of) | self._steps()) - {0}:
             raise CheckpointError(
                 f"no checkpoint in {self.path} is whole for every process of the run; "
@@ -92,7 +92,7 @@ class CheckpointFolder:
             )
         return self._read(max(common)) if common else None
 
-    def _is_whole(self, step: int) -> bool:
+    def _is_valid(self, step: int) -> bool:
         try:
             self._read(step)
         except CheckpointError:
@@ -132,13 +132,13 @@ class CheckpointFolder:
         if not self.path.is_dir():
             return set()
         matches = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir())
-        mine = (self.part, self.num_parts)
+        mine = (self.rank, self.world_size)
         return {
             int(match[1]) for match in matches if match and (int(match[2]), int(match[3])) == mine
         }
 
     def _file(self, step: int, suffix: str) -> Path:
-        return self.path / f"step-{step:06d}.part-{self.part}-of-{self.num_parts}{suffix}"
+        return self.path / f"step-{step:06d}.part-{self.rank}-of-{self.world_size}{suffix}"
 
     def _forget_old(self, newest: int) -> None:
         for step in [step for step in sorted(self._steps()) if step <= newest][: -self.keep]:

@@ -23,9 +23,10 @@ from dpcsgp.records.files import write_atomically
 class Recorder:
     """Appends rows to `metrics.jsonl` and keeps them for whoever watches the run."""
 
-    def __init__(self, folder: Path | None, part: int = 0, num_parts: int = 1) -> None:
+    def __init__(self, folder: Path | None, rank: int = 0, world_size: int = 1) -> None:
         self.rows: list[dict[str, Any]] = []
-        name = "metrics.jsonl" if num_parts == 1 else f"metrics.part-{part}-of-{num_parts}.jsonl"
+        alone = world_size == 1
+        name = "metrics.jsonl" if alone else f"metrics.part-{rank}-of-{world_size}.jsonl"
         self._path = folder / name if folder else None
 
     def keep_until(self, step: int) -> None:

@@ -88,7 +88,10 @@ class StateFiles:
         write_atomically(self.name(moment, self.rank), save(tensors))
 
     def joined(self, moment: int | str, ranks: Sequence[int], template: Any) -> Any:
-        """Return the state of these ranks' nodes, otherwise like the template; None: one is missing."""
+        """Return the state of these ranks' nodes, otherwise like the template.
+
+        None means that the file of one of them is missing.
+        """
         files = [self.name(moment, rank) for rank in ranks]
         if not all(file.exists() for file in files):
             return None

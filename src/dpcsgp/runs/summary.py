@@ -1,4 +1,7 @@
-"""The closing figures of a run: eps verified from the ledger, bytes as sent, accuracy as measured."""
+"""The closing figures of a run.
+
+Eps is verified from the ledger, bytes are those sent, accuracy is as measured.
+"""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ def _described(module: nn.Module) -> str:
                 name.encode()
                 + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             )
-    return f"own:{type(module).__name__}:{hashlib.blake2b(shapes, digest_size=4).hexdigest()}:{fixed.hexdigest()}"
+    trained = hashlib.blake2b(shapes, digest_size=4).hexdigest()
+    return f"own:{type(module).__name__}:{trained}:{fixed.hexdigest()}"
 
 
 def loss_and_metrics(

@@ -1,4 +1,7 @@
-"""A run in words: what is about to happen, where it stands, and how it ended. Public values only."""
+"""A run in words: what is about to happen, where it stands, and how it ended.
+
+Only public values are told.
+"""
 
 from __future__ import annotations
 

@@ -38,10 +38,8 @@ class Pace:
     def checkpoints_to_keep(self, checkpoint_every: int) -> int:
         """Return how many checkpoints each process keeps.
 
-        So many that all processes have one step in common at any moment.
-
-        The slowest process may be writing the snapshot that the fastest wrote `lead` steps ago, and
-        may fail at it.
+        So many that all processes have one step in common at any moment: the slowest may be writing
+        the checkpoint that the fastest wrote `lead` steps ago, and may fail at it.
         """
         return 2 + (-(-self.lead // checkpoint_every) if checkpoint_every else 0)
 

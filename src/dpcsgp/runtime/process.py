@@ -1,4 +1,7 @@
-"""One process of a distributed run, started by `dpcsgp launch` or torchrun; hosts some of the nodes."""
+"""One process of a distributed run; it hosts some of the nodes.
+
+`dpcsgp launch` or torchrun starts it.
+"""
 
 from __future__ import annotations
 
@@ -289,7 +292,10 @@ def _train(
     reporter: Reporter,
     hooks: Hooks,
 ) -> tuple[Progress, bool]:
-    """Train in step with the others; return the last progress, and whether a signal asked to stop."""
+    """Train in step with the others.
+
+    Return the last progress, and whether a signal asked to stop.
+    """
     health, board, world_size = context.health, context.board, context.world_size
     publish, quiet = Publisher(board, run), isinstance(reporter, Silent)
     with (

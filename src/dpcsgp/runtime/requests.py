@@ -1,4 +1,7 @@
-"""What is to be trained, and where its results go: the order that every way of driving a run takes."""
+"""What is to be trained, and where its results go.
+
+Every way of driving a run takes such a request.
+"""
 
 from __future__ import annotations
 
