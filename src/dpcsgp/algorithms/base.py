@@ -119,6 +119,7 @@ class GossipSGD(ABC, Generic[StateT]):
 
     def descend(self, state: StateT, grad_ND: Tensor) -> StateT:
         """Return the state after `x - eta g`; the noise is already in the gradient."""
+        # In float32, out of place: a state that was handed out never changes.
         rate = rate_at(self.learning_rate, state.step)
         return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
 
@@ -148,6 +149,7 @@ class LinearDecay:
     steps: int
 
     def __call__(self, step: int) -> float:
+        # Steps beyond the last keep its rate; a schedule of one step does not divide by zero.
         progress = min(step, self.steps - 1) / max(self.steps - 1, 1)
         return self.initial * (1 - (1 - self.final_fraction) * progress)
 
@@ -167,8 +169,10 @@ def exchange_frames(
     network: Network, round_: int, weights_NK: Tensor, payload_NB: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Frame, exchange and check; return the senders' push-sum weights (S, K), payloads (S, B)."""
+    # Header, push-sum weights, payload and tag of every hosted node in one row of bytes.
     sent = frames.join(network.nodes, round_, weights_NK, payload_NB, key=network.key)
     received = network.exchange(sent)
+    # A frame of another sender, round or length, or with a wrong tag, is refused here.
     return frames.split(
         received,
         network.senders,

@@ -33,8 +33,10 @@ class DecentralizedSGD(Plain):
 
     def gossip(self, state: PlainState, network: Network, random: PublicRandomness) -> PlainState:
         """Return the state after one exact averaging."""
+        # Frames have a place for a push-sum weight; here it is 1 and nobody reads it.
         ones_N1 = torch.ones(state.x_ND.shape[0], 1, dtype=torch.float64)
         x_SD, _ = exchange_vectors(state.x_ND, ones_N1, network, random, state.round)
+        # x_i <- sum_j w_ij x_j, the own share included.
         return state._replace(
             x_ND=network.mix(x_SD, torch.zeros_like(state.x_ND)), round=state.round + 1
         )

@@ -51,11 +51,15 @@ def exchange_differences(
 
     Return the new copies and the senders' weights (S, 1).
     """
+    # Line 2: what receivers do not know yet, compressed.
     q_NB = compressor.encode(x_ND - copies.x_hat_ND, random, round_)
+    # Lines 3 and 4: send to the out-neighbours, hear the in-neighbours.
     weights_S1, q_SB = exchange_frames(network, round_, weights_N1, q_NB)
+    # A receiver rebuilds the sender's public randomness to decode its message.
     q_SD = compressor.decode(q_SB, x_ND.shape[1], random.of(network.senders), round_)
     # no copy in a simulator
     own_ND = q_SD if network.senders == network.nodes else q_SD[list(network.own_rows)]
+    # Line 5 for the own copy; pull <- pull - q_i + sum_j a_ij q_j for all others at once.
     pull_ND = network.mix(q_SD, add_rows(copies.pull_ND.clone(), own_ND, -1.0))
     return PublicCopies(copies.x_hat_ND + own_ND, pull_ND), weights_S1
 
@@ -75,5 +79,6 @@ def residual_ratio(x_ND: Tensor, x_hat_ND: Tensor) -> float:
 
     It says how far what others believe lags behind, after the noise.
     """
+    # At the start x is zero: the bound keeps 0 / 0 away.
     ratios_N = (x_ND - x_hat_ND).norm(dim=1) / x_ND.norm(dim=1).clamp_min(1e-30)
     return float(ratios_N.mean())

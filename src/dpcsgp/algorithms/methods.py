@@ -118,10 +118,12 @@ def find_method(name: object) -> Method:
     >>> find_method("choco-sgd").undirected
     True
     """
+    # A row of the table, or a method of the user's own.
     if isinstance(name, str) and name in METHODS:
         return METHODS[name]
     if isinstance(name, str) and ":" in name:
         return _imported(name)
+    # Neither: list what there is, the nearest name last.
     *most, last = (f"'{known}'" for known in METHODS)
     close = difflib.get_close_matches(str(name), METHODS, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ""
@@ -134,6 +136,7 @@ def find_method(name: object) -> Method:
 def _imported(name: str) -> Method:
     """Return the `Method` that a module on the Python path holds."""
     module_name, _, attribute = name.partition(":")
+    # Settings may come from a file of somebody else: import only what looks like a name.
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise ConfigError("should be 'module:attribute', such as 'my_method:LAZY'")
     try:

@@ -49,12 +49,14 @@ class CheckpointFolder:
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a checkpoint; an error or a crash leaves the previous ones complete."""
+        # Two checksums: of the tensors, and of the JSON text itself without this field.
         body = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         head = {"format": FORMAT, "run_id": self.run_id, "config": self.config, "step": step}
         head |= {"meta": dict(meta), "checksum": _checksum(body)}
         text = json.dumps(head, indent=1)
         head["self"] = _checksum(text.encode())
         try:
+            # Tensors first: until the JSON file is there, the step does not exist.
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file(step, ".safetensors"), body)
             write_atomically(self._file(step, ".json"), json.dumps(head, indent=1).encode())
@@ -81,6 +83,7 @@ class CheckpointFolder:
 
         `agreed` has one list of steps per process. None means to start anew.
         """
+        # A process may have been killed while it wrote: what only some have does not count.
         steps_of = [set(steps) for steps in agreed]
         common = set.intersection(*steps_of)
         # A checkpoint of step 0 alone is nothing lost: some process was killed before it had
@@ -102,6 +105,7 @@ class CheckpointFolder:
     def _read(self, step: int) -> Checkpoint:
         path = self._file(step, ".json")
         try:
+            # Anything may be in a damaged file: whatever cannot be read is refused.
             head = json.loads(path.read_bytes())
             own = head.pop("self")
             body = path.with_suffix(".safetensors").read_bytes()
@@ -113,6 +117,7 @@ class CheckpointFolder:
             "checksum"
         ) != _checksum(body):
             raise CheckpointError(f"{path.name} does not match its checksum")
+        # Undamaged, but is it of this version, these settings, this run and this step?
         if head["format"] != FORMAT:
             raise CheckpointError(
                 f"{path.name} has format {head['format']}, this version reads {FORMAT}"
@@ -131,6 +136,7 @@ class CheckpointFolder:
     def _steps(self) -> set[int]:
         if not self.path.is_dir():
             return set()
+        # Files of other ranks, or of a start with another world size, are not ours.
         matches = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir())
         mine = (self.rank, self.world_size)
         return {
@@ -142,6 +148,8 @@ class CheckpointFolder:
 
     def _forget_old(self, newest: int) -> None:
         for step in [step for step in sorted(self._steps()) if step <= newest][: -self.keep]:
+            # The commit goes first: a crash in between leaves tensors without a step, and no half
+            # step.
             self._file(step, ".json").unlink(missing_ok=True)
             self._file(step, ".safetensors").unlink(missing_ok=True)
 

@@ -25,6 +25,7 @@ class Recorder:
 
     def __init__(self, folder: Path | None, rank: int = 0, world_size: int = 1) -> None:
         self.rows: list[dict[str, Any]] = []
+        # Several processes write a file each, which are merged at the end.
         alone = world_size == 1
         name = "metrics.jsonl" if alone else f"metrics.part-{rank}-of-{world_size}.jsonl"
         self._path = folder / name if folder else None
@@ -34,6 +35,7 @@ class Recorder:
         if self._path is None or not self._path.exists():
             return
         try:
+            # Steps after the checkpoint are repeated and write their rows again.
             self.rows = [
                 row for row in read_rows(self._path) if row["step"] <= step and not row.get("final")
             ]
@@ -47,6 +49,7 @@ class Recorder:
         """Append one row."""
         self.rows.append(dict(row))
         if self._path is not None:
+            # Opened and closed for every row: a crash loses none that was written.
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(plain(row)) + "\n")
 
@@ -59,6 +62,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError):
+            # Only the last line can be torn by a crash; any other was damaged.
             if number < len(lines):
                 raise DataError(
                     f"{path}, line {number} is not JSON; the results folder is damaged"
@@ -84,6 +88,7 @@ def plain(value: Any, *, non_finite: Literal["text", "null"] = "text") -> Any:
         return {key: plain(item, non_finite=non_finite) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, non_finite=non_finite) for item in value]
+    # JSON has no infinity and no nan.
     if isinstance(value, float) and not math.isfinite(value):
         return str(value) if non_finite == "text" else None
     return value
