@@ -119,7 +119,7 @@ class GossipSGD(ABC, Generic[StateT]):
 
     def descend(self, state: StateT, grad_ND: Tensor) -> StateT:
         """Return the state after `x - eta g`; the noise is already in the gradient."""
-        # In float32, out of place: a state that was handed out never changes.
+        # Out of place: a state that was handed out never changes.
         rate = rate_at(self.learning_rate, state.step)
         return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
 

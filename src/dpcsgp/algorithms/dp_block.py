@@ -44,7 +44,7 @@ def block_indices(dim: int, num_blocks: int) -> tuple[Tensor, ...]:
 
     The sizes of the parts differ by at most one.
     """
-    # Random, so that no layer is exchanged all at once; the seed is public and always the same.
+    # Always the same seed: the cut is public and follows from dim and K alone.
     order = numpy_generator(0, f"blocks {dim}").permutation(dim)
     return tuple(torch.from_numpy(np.sort(part)) for part in np.array_split(order, num_blocks))
 

@@ -136,7 +136,7 @@ def find_method(name: object) -> Method:
 def _imported(name: str) -> Method:
     """Return the `Method` that a module on the Python path holds."""
     module_name, _, attribute = name.partition(":")
-    # Settings may come from a file of somebody else: import only what looks like a name.
+    # A wrong form is told apart from a module that is missing.
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise ConfigError("should be 'module:attribute', such as 'my_method:LAZY'")
     try:

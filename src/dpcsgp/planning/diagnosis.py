@@ -82,18 +82,22 @@ def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
     topology, method = build_topology(config), config.method
     compressor = parse_compressor(config.compression.spec if method.compresses else "none")
     wanted = config.algorithm.mixing_rate
+    # Error feedback has laws of its own; everything else gossips at rate 1.
     stability = None
     if method.error_feedback:
         stability = stability_report(
             topology, compressor, dim, None if wanted == "auto" else wanted
         )
     rate = stability.mixing_rate if stability else 1.0
+    # One round sends one block; the largest is what counts.
     payload = math.ceil(dim / config.num_blocks)
+    # The theorem knows one budget: the strictest node's.
     epsilon, delta = (_smallest(value) for value in (config.privacy.epsilon, config.privacy.delta))
     theorem = theorem_report(
         topology, compressor, dim, epsilon=epsilon, delta=delta,
         examples_per_node=examples_per_node, c2=config.privacy.c2, mixing_rate=rate,
     )  # fmt: skip
+    # What decides is the law of the second moments, not the theorem.
     radius, disagreement, spread = _contraction(config, topology, compressor, rate, dim)
     healthy, verdict = _verdict(config, stability, radius, spread)
     return Diagnosis(
@@ -114,6 +118,7 @@ def _contraction(
     """
     method = config.method
     if not method.sends:
+        # Without messages a disagreement never shrinks; one node has none.
         return (1.0, math.inf, 0.0) if topology.num_nodes > 1 else (0.0, 0.0, 0.0)
     if not method.error_feedback and (method.blocks or method.compresses):
         setting = (topology, compressor, config.num_blocks, dim)
@@ -131,6 +136,7 @@ def _verdict(
     config: Config, stability: StabilityReport | None, radius: float, spread: float
 ) -> tuple[bool, str]:
     name, method = config.algorithm.name, config.method
+    # From the strongest statement to the weakest: a law, nothing sent, exact, quantised.
     if stability is not None:
         return stability.healthy, stability.explanation
     if not method.sends:
@@ -160,6 +166,7 @@ def _verdict_on_quantised_blocks(what: str, radius: float, spread: float) -> tup
     remedy = (
         "set compression.spec = 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
     )
+    # Healthy only if a law exists, contracts, and leaves the nodes close together.
     if math.isnan(radius):
         return (
             False,
@@ -204,6 +211,7 @@ def sweep(topology: Topology, dim: int, specs: Sequence[str] = SWEEP) -> list[Sw
 
 def _sweep_row(topology: Topology, compressor: Compressor, dim: int) -> SweepRow:
     try:
+        # The best rate, and what it brings; some compressors have none on this graph.
         rate = best_mixing_rate(topology, compressor, dim)
         radius = mixing_radius(topology, compressor, rate, dim)
         disagreement = steady_state_disagreement(topology, compressor, rate, dim)
@@ -229,6 +237,7 @@ def radius_curves(
 
     There is one curve for every compressor that has a law.
     """
+    # Evenly spaced on a logarithmic axis, as the figure has it.
     rates = np.geomspace(0.02, 1.0, num_rates)
     curves = {}
     for spec in dict.fromkeys(specs):

@@ -132,9 +132,11 @@ def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda tex
     """
     _require_numbers(config)
     sizes = batch_sizes(min(facts.num_examples))
+    # Ways and parts are timed once; every plan is then put together from them.
     ways = _ways(config, facts, sizes[len(sizes) // 2], tell)
     tell("timing private gradients on random inputs")
     times = time_parts(ways[0].design)
+    # Bytes and seconds are known without the accountant: drop what is too dear first.
     affordable = [
         sketch for way in ways for size in sizes for steps in STEPS
         if limits.allow((sketch := _sketch(way, size, steps, times)).bytes_per_edge, sketch.seconds)
@@ -149,6 +151,7 @@ def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda tex
         "asking the accountant about "
         f"{len({(s.batch_size, s.config.algorithm.steps) for s in affordable})} cases"
     )
+    # Noise and outlook only for what is left.
     rows = mark_front([_complete(sketch, facts) for sketch in affordable])
     return Plan(rows, choose(rows), len(ways) * len(sizes) * len(STEPS))
 
@@ -180,6 +183,7 @@ def search_features(
         try:
             plans.append(search(choice, declared_facts(choice, num_examples), limits, tell))
         except NothingFitsError:
+            # Nothing fits with these features: others may still fit.
             if choice is choices[-1] and not plans:
                 raise
     rows = mark_front([row for plan in plans for row in plan.rows])
@@ -196,6 +200,7 @@ def choose(rows: Sequence[Row]) -> Row:
 
     Of equally quick ones it is the one with fewer bytes.
     """
+    # Among plans that count as equally good, time decides.
     best = min(row.outlook.shortfall for row in rows)
     as_good = [row for row in rows if row.outlook.shortfall <= AS_GOOD * best]
     return min(as_good, key=lambda row: (row.seconds, row.bytes_per_edge))
@@ -209,9 +214,8 @@ def mark_front(rows: Sequence[Row]) -> tuple[Row, ...]:
     ordered = sorted(rows, key=_costs)
     front: list[Row] = []
     marked = []
-    for row in (
-        ordered
-    ):  # whoever beats a row comes before it, and if it is beaten itself, by somebody on the front
+    # Whoever beats a row comes before it, and if it is beaten itself, by somebody on the front.
+    for row in ordered:
         beaten = any(
             all(a <= b for a, b in zip(_costs(other), _costs(row), strict=True)) for other in front
         )
@@ -255,6 +259,7 @@ def _complete(sketch: _Sketch, facts: Facts) -> Row:
     privacy, settings, design = sketch.config.privacy, sketch.config.algorithm, sketch.way.design
     assert isinstance(privacy.epsilon, float)
     assert isinstance(privacy.delta, float)
+    # Replayed steps are paid for in advance, as in a run.
     noise = calibrate_noise(
         epsilon=privacy.epsilon, delta=privacy.delta, sampling=privacy.sampling,
         sampling_rate=sketch.batch_size / min(facts.num_examples),
@@ -276,6 +281,7 @@ def _complete(sketch: _Sketch, facts: Facts) -> Row:
 
 def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way]:
     """Prepare and time every way of exchanging that is stable on this graph."""
+    # Label, settings of the algorithm, compressor.
     exchanges: list[tuple[str, dict[str, Any], str]] = [
         *(
             (spec, {"name": "dp-csgp", "polish_rounds": POLISH_ROUNDS}, spec)
@@ -295,9 +301,8 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
         )
         for spec in COMPRESSORS[:2]
     ]
-    if (
-        config.task.model == "logistic"
-    ):  # models that were trained apart can be averaged only where the loss is convex
+    # Models that were trained apart can be averaged only where the loss is convex.
+    if config.task.model == "logistic":
         end = {"name": AT_THE_END, "polish_rounds": POLISH_ROUNDS}
         exchanges += [(f"{spec}, at the end", end, spec) for spec in ("rot:3", "rot:4")]
     ways = []
@@ -315,6 +320,7 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
             compression={"spec": spec},
             privacy={"expected_batch_size": batch_size, "noise": "calibrated"},
         )
+        # More blocks than coordinates cannot be.
         if ways and algorithm.get("num_blocks", 1) > ways[0].design.dim:
             continue
         try:
