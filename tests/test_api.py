@@ -135,8 +135,14 @@ def test_regression_and_a_metric_of_ones_own(tmp_path: Path) -> None:
         assert outputs.shape == (200, 1) and not outputs.requires_grad
         return (outputs.squeeze(1) - targets).abs().max()
 
-    result = fit(tmp_path / "b", model=model, node_data=data, test_data=data[0], metrics={"largest_error": largest_error},
-                 loss=lambda outputs, targets: (outputs.squeeze(1) - targets).abs())  # fmt: skip
+    result = fit(
+        tmp_path / "b",
+        model=model,
+        node_data=data,
+        test_data=data[0],
+        metrics={"largest_error": largest_error},
+        loss=lambda outputs, targets: (outputs.squeeze(1) - targets).abs(),
+    )
     assert set(result.history[0]) > {"largest_error_nodes", "largest_error_average_model"}
     assert not any("accuracy" in key for key in result.summary)
 
@@ -217,30 +223,65 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "input in place": ({"model": Careless(True)}, ["changes its input in place"]),
     "no gradient per example": ({"model": Gated()}, ["'gated.weight_ih_l0'", "cannot batch them"]),
     "scalar loss": ({"loss": cross_entropy}, ["one value per example", "reduction='none'"]),
-    "loss not a tensor": ({"loss": lambda outputs, targets: 1.0}, ["one value per example", "float"]),
+    "loss not a tensor": (
+        {"loss": lambda outputs, targets: 1.0},
+        ["one value per example", "float"],
+    ),
     "unknown loss": ({"loss": "hinge"}, ["loss = 'hinge'", '"mse"']),
     "model does not fit": ({"model": nn.Linear(4, 2)}, ["fail on test inputs of shape (3,)"]),
-    "shape": ({"node_data": ragged([*GOOD, (torch.zeros(4), 1)])}, ["node 2, example 4", "(4,)", "(3,)"]),
-    "no tensor": ({"node_data": ragged([*GOOD, ("text", 1)])}, ["node 2, example 4: input", "str", "ToTensor"]),
-    "no pair": ({"node_data": ragged([*GOOD, torch.zeros(3)])}, ["node 2, example 4", "pair (input, target)"]),
-    "lengths": ({"node_data": ragged([]) [:2] + [(torch.zeros(5, 3), torch.zeros(4))]}, ["node 2: 5 inputs but 4"]),
-    "other shape": ({"node_data": [*NODES[:2], (torch.zeros(5, 4), torch.zeros(5).long())]}, ["node 2: inputs", "(4,)"]),
-    "label": ({"node_data": ragged([*GOOD, (torch.zeros(3), 2)])}, ["node 2, example 4: label 2", "0 to 1"]),
-    "stream": ({"node_data": ragged(Stream())}, ["node 2", "Stream has no length", "map-style"]),  # type: ignore[arg-type]
+    "shape": (
+        {"node_data": ragged([*GOOD, (torch.zeros(4), 1)])},
+        ["node 2, example 4", "(4,)", "(3,)"],
+    ),
+    "no tensor": (
+        {"node_data": ragged([*GOOD, ("text", 1)])},
+        ["node 2, example 4: input", "str", "ToTensor"],
+    ),
+    "no pair": (
+        {"node_data": ragged([*GOOD, torch.zeros(3)])},
+        ["node 2, example 4", "pair (input, target)"],
+    ),
+    "lengths": (
+        {"node_data": ragged([])[:2] + [(torch.zeros(5, 3), torch.zeros(4))]},
+        ["node 2: 5 inputs but 4"],
+    ),
+    "other shape": (
+        {"node_data": [*NODES[:2], (torch.zeros(5, 4), torch.zeros(5).long())]},
+        ["node 2: inputs", "(4,)"],
+    ),
+    "label": (
+        {"node_data": ragged([*GOOD, (torch.zeros(3), 2)])},
+        ["node 2, example 4: label 2", "0 to 1"],
+    ),
+    "stream": (
+        {"node_data": ragged(Stream())},  # type: ignore[arg-type]
+        ["node 2", "Stream has no length", "map-style"],
+    ),
     "no data": ({"node_data": [None, None]}, ["no node has an example"]),
     "number of nodes": ({"settings": {"graph.num_nodes": 4}}, ["3 entries", "graph.num_nodes = 4"]),
     "setting": ({"settings": {"privacy.epsilom": 1}}, ["did you mean 'epsilon'"]),
     "declared sizes": ({"num_examples": (200, 125, 274)}, ["num_examples[2] = 274", "275"]),
-    "taken name": ({"metrics": {"epsilon": lambda outputs, targets: 0.01}}, ["metrics['epsilon']", "name of your own"]),
+    "taken name": (
+        {"metrics": {"epsilon": lambda outputs, targets: 0.01}},
+        ["metrics['epsilon']", "name of your own"],
+    ),
     "no mapping": ({"metrics": [lambda outputs, targets: 0.01]}, ["metrics: expected a mapping"]),
     "no model": ({"model": "mlp:128"}, ["model: expected an nn.Module", "str"]),
     "no noise": ({"settings": {"privacy.noise": "none"}}, ["without noise there is no eps"]),
-    "metric": ({"metrics": {"odd": lambda outputs, targets: outputs}}, ["metrics['odd']", "one number"]),
-    "augmentation": ({"settings": {"task.augmentation": "flip"}}, ["expected images (C, H, W)", "(3,)"]),
-    "batch too large": ({"settings": {"privacy.expected_batch_size": 150}}, ["node 1 has 125 "
-                                                                             "examples"]),
+    "metric": (
+        {"metrics": {"odd": lambda outputs, targets: outputs}},
+        ["metrics['odd']", "one number"],
+    ),
+    "augmentation": (
+        {"settings": {"task.augmentation": "flip"}},
+        ["expected images (C, H, W)", "(3,)"],
+    ),
+    "batch too large": (
+        {"settings": {"privacy.expected_batch_size": 150}},
+        ["node 1 has 125 examples"],
+    ),
     "one place": ({"settings": {"algorithm.name": "dp-sgd"}}, ["trains in one place"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -310,15 +351,17 @@ def sgd_step(data: list[tuple[Tensor, Tensor]], weights: list[float]) -> Tensor:
         weight * cross_entropy(model(x), y) for (x, y), weight in zip(data, weights, strict=True)
     ]
     torch.stack(losses).sum().backward()
-    return torch.cat([(value - value.grad).detach().reshape(-1) for value in model.parameters()])  # type: ignore[operator]
+    moved = [value - value.grad for value in model.parameters()]  # type: ignore[operator]
+    return torch.cat([value.detach().reshape(-1) for value in moved])
 
 
 @pytest.mark.parametrize("weighting", ["equal", "examples"])
 def test_nodes_count_equally_or_by_their_examples(tmp_path: Path, weighting: str) -> None:
     settings = {
-        "algorithm.name": "sgp", "graph.name": "complete", "algorithm.steps": 1, "algorithm.momentum": 0,
-        "privacy.noise": "none", "privacy.clip_norm": 1e6, "privacy.expected_batch_size": list(SIZES),
-        "algorithm.node_weights": weighting, "compression.spec": "none",
+        "algorithm.name": "sgp", "graph.name": "complete", "algorithm.steps": 1,
+        "algorithm.momentum": 0, "algorithm.node_weights": weighting, "privacy.noise": "none",
+        "privacy.clip_norm": 1e6, "privacy.expected_batch_size": list(SIZES),
+        "compression.spec": "none",
     }  # fmt: skip
     result = fit(tmp_path / "run", settings=settings, epsilon=None)
     weights = [1 / 3] * 3 if weighting == "equal" else [size / sum(SIZES) for size in SIZES]
@@ -394,7 +437,10 @@ def test_a_folder_of_an_own_task_says_where_it_comes_from(tmp_path: Path) -> Non
             nn.Sequential(nn.Linear(3, 8, bias=False), nn.Linear(8, 1, bias=False)),
         )
     with pytest.raises(ModelError, match=r"instance of nn\.Module"):
-        dpcsgp.load_model(tmp_path / "run", lambda: nn.Linear(3, 2))  # pyright: ignore[reportArgumentType]
+        dpcsgp.load_model(
+            tmp_path / "run",
+            lambda: nn.Linear(3, 2),  # pyright: ignore[reportArgumentType]
+        )
     with pytest.raises(DataError, match="not a results folder"):
         dpcsgp.load_model(tmp_path)
 
@@ -439,7 +485,8 @@ nothing = [NODES[node] if node in hosted else None for node in range(3)]
 second = dpcsgp.train(small_model, nothing, test_data=TEST, settings=settings, out=out / "second",
                       num_examples=[len(data[1]) for data in NODES])
 hosted = range(2) if place is None else nodes_of_ranks(2, 2)[place.rank]
-third = dpcsgp.train(small_model, [NODES[0], None], test_data=TEST, settings=settings, out=out / "third")
+third = dpcsgp.train(small_model, [NODES[0], None], test_data=TEST, settings=settings,
+                     out=out / "third")
 assert third.summary["releases"] == [6, 0] and third.nodes == tuple(hosted)
 assert len(first.history) == 4
 assert float((first.model(TEST[0]).argmax(1) == TEST[1]).double().mean()) > 0.5
@@ -538,8 +585,8 @@ def test_a_node_may_hold_fewer_examples_than_it_declares(tmp_path: Path) -> None
     blanks."""
     inputs, targets = torch.randn(60, 4), torch.randint(0, 2, (60,))
     settings = {
-        "algorithm.steps": 3, "privacy.expected_batch_size": 20, "privacy.noise": "none", "graph.name": "complete",
-        "privacy.seed": 1,
+        "algorithm.steps": 3, "privacy.expected_batch_size": 20, "privacy.noise": "none",
+        "privacy.seed": 1, "graph.name": "complete",
     }  # fmt: skip
     data = [(inputs[:30], targets[:30]), (inputs[30:60], targets[30:60]), None]
     result = dpcsgp.train(

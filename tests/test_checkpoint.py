@@ -1,4 +1,4 @@
-"""Snapshots come back as they were, or not at all."""
+"""Checkpoints come back as they were, or not at all."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def test_round_trip_and_the_last_two_are_kept(tmp_path: Path) -> None:
     assert newest(folder) is None
     for step in (10, 20, 30):
         folder.save(step, TENSORS, {"round": step, "seconds": 0.1 + 0.2})
-    snapshot = newest(folder)
-    assert snapshot is not None
-    assert (snapshot.step, snapshot.meta) == (30, {"round": 30, "seconds": 0.1 + 0.2})
-    assert all(torch.equal(snapshot.tensors[name], tensor) for name, tensor in TENSORS.items())
+    checkpoint = newest(folder)
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.meta) == (30, {"round": 30, "seconds": 0.1 + 0.2})
+    assert all(torch.equal(checkpoint.tensors[name], tensor) for name, tensor in TENSORS.items())
     assert len(list(folder.path.iterdir())) == 4
 
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-def test_a_damaged_snapshot_is_refused_and_the_one_before_is_taken(
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(
     tmp_path: Path, suffix: str
 ) -> None:
     folder = CheckpointFolder(tmp_path, "run")
@@ -43,8 +43,8 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_is_taken(
     body = bytearray(victim.read_bytes())
     body[len(body) // 2] ^= 1
     victim.write_bytes(body)
-    snapshot = newest(folder)
-    assert snapshot is not None and snapshot.step == 10
+    checkpoint = newest(folder)
+    assert checkpoint is not None and checkpoint.step == 10
     (tmp_path / f"step-000010.part-0-of-1{suffix}").write_bytes(b"")
     with pytest.raises(CheckpointError, match="whole for every process"):
         newest(folder)
@@ -63,15 +63,15 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_step_counts_only_when_all_parts_are_there(tmp_path: Path) -> None:
-    parts = [CheckpointFolder(tmp_path, "run", part, 2) for part in range(2)]
+    folders = [CheckpointFolder(tmp_path, "run", rank, 2) for rank in range(2)]
     for step in (10, 20):
-        parts[0].save(step, TENSORS, {})
-    parts[1].save(10, TENSORS, {})
-    agreed = [part.complete_steps() for part in parts]
+        folders[0].save(step, TENSORS, {})
+    folders[1].save(10, TENSORS, {})
+    agreed = [folder.complete_steps() for folder in folders]
     assert agreed == [[10, 20], [10]]
-    for part in parts:
-        snapshot = part.load_common(agreed)
-        assert snapshot is not None and snapshot.step == 10
+    for folder in folders:
+        checkpoint = folder.load_common(agreed)
+        assert checkpoint is not None and checkpoint.step == 10
 
 
 def test_no_temporary_files_stay_behind(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_no_temporary_files_stay_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_processes_that_were_killed_before_all_had_a_snapshot_start_anew(tmp_path: Path) -> None:
+def test_processes_that_were_killed_before_all_had_a_checkpoint_start_anew(tmp_path: Path) -> None:
     """Whatever one process has, all take the same decision."""
-    folders = [CheckpointFolder(tmp_path, "run", part, 2) for part in range(2)]
+    folders = [CheckpointFolder(tmp_path, "run", rank, 2) for rank in range(2)]
     folders[0].save(0, {"x": torch.zeros(1)}, {})
     agreed = [folder.complete_steps() for folder in folders]
     assert agreed == [[0], []]

@@ -4,7 +4,6 @@ stop."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,8 @@ def resume(out: Path) -> tuple[training.Run, training.Progress]:
     data, design = build(config)
     run = build_run(design, data, Wiretap(design), folder)
     assert run.checkpoints is not None
-    snapshot = run.checkpoints.load_common([run.checkpoints.complete_steps()])
-    return run, training.train(run, resume_from=snapshot)
+    checkpoint = run.checkpoints.load_common([run.checkpoints.complete_steps()])
+    return run, training.train(run, resume_from=checkpoint)
 
 
 def frames(run: training.Run) -> list[Tensor]:
@@ -346,8 +345,9 @@ def test_averaging_survives_an_interruption(tmp_path: Path) -> None:
 def test_a_diverging_run_ends_with_what_it_has(tmp_path: Path) -> None:
     config = load_config(
         None,
-        [*SMALL, "compression.spec=rand:0.1", "algorithm.mixing_rate=1", "algorithm.steps=1500", "algorithm.learning_rate=30",
-         "privacy.noise=none", "run.evaluate_every=0", "run.checkpoint_every=0", "graph.name=directed_exponential"],
+        [*SMALL, "compression.spec=rand:0.1", "algorithm.mixing_rate=1", "algorithm.steps=1500",
+         "algorithm.learning_rate=30", "privacy.noise=none", "graph.name=directed_exponential",
+         "run.evaluate_every=0", "run.checkpoint_every=0"],
     )  # fmt: skip
     data = load_builtin_data(config)
     design = design_run(config, data.facts, allow_divergence=True)
@@ -361,7 +361,10 @@ def test_a_diverging_run_ends_with_what_it_has(tmp_path: Path) -> None:
 def test_the_callbacks_see_public_facts_only(tmp_path: Path) -> None:
     run, _, _ = prepare(tmp_path / "run", "algorithm.steps=2")
     seen: list[Any] = []
-    watch: Callable[[training.Progress], None] = lambda progress: seen.append(progress.state.step)  # noqa: E731
+
+    def watch(progress: training.Progress) -> None:
+        seen.append(progress.state.step)
+
     training.train(run, watch=watch)
     assert seen == [1, 2, 2, 2, 2]
 

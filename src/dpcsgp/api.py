@@ -55,11 +55,13 @@ _starts: Final = itertools.count()
 @final
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """What a run left. Models are post-processing of what was released: they may be shown to
-    anybody.
+    """What a run left.
+
+    Models are post-processing of what was released: they may be shown to anybody.
 
     `summary` holds eps as verified from the ledger, bytes as sent, and the metrics; `history` one
-    row per evaluation."""
+    row per evaluation.
+    """
 
     folder: Path
     summary: dict[str, Any]
@@ -103,8 +105,11 @@ class Result:
         return releases_by_node(read_ledgers(self.ledger))
 
     def __repr__(self) -> str:
-        means = [f"{key.removesuffix('_node_mean')} {value:.4g}" for key, value in self.summary.items()
-                 if key.endswith("_node_mean")]  # fmt: skip
+        means = [
+            f"{key.removesuffix('_node_mean')} {value:.4g}"
+            for key, value in self.summary.items()
+            if key.endswith("_node_mean")
+        ]
         return f"Result({', '.join([*means, f'epsilon {self.epsilon:.4g}', str(self.folder)])})"
 
 

@@ -1,7 +1,8 @@
 """One validated model of all settings, and its way to and from TOML.
 
 Keys explain themselves; `--set section.key=value` uses the same names. Per-node values are a number
-or a list with one number per node."""
+or a list with one number per node.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +48,14 @@ class Section(BaseModel):
 class TaskConfig(Section):
     """What is learned, and who has which data."""
 
-    name: Literal["mnist", "fashion_mnist", "cifar10", "digits", "own"] = (
-        "mnist"  # "own": written by `dpcsgp.train`
-    )
+    # "own" is written by `dpcsgp.train`: model and data are the caller's.
+    name: Literal["mnist", "fashion_mnist", "cifar10", "digits", "own"] = "mnist"
+    # Read by `tasks.build_model` and `tasks.features`, which list what they know.
     model: str = "mlp:128"
     features: str = "standardize"
     augmentation: Literal["none", "crop", "flip", "crop-flip"] = "none"
-    augmentation_multiplicity: Count = (
-        1  # random views of an example, over which its gradient is averaged
-    )
+    # Random views of an example, over which its gradient is averaged.
+    augmentation_multiplicity: Count = 1
     partition: str = "iid"
 
 
@@ -85,24 +85,25 @@ class AlgorithmConfig(Section):
     learning_rate: Positive = 6.0
     learning_rate_decay: Annotated[float, Field(ge=0, le=1)] = 0.2
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    # gamma; "auto" takes the rate with the smallest disagreement on this graph.
     mixing_rate: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = "auto"
     steps: Count = 30
     gossip_every: Count = 1
     num_blocks: Count = 10
     block_order: Literal["round-robin", "random"] = "round-robin"
+    # Exchanges without gradients after the last step: they bring the nodes together.
     polish_rounds: Annotated[int, Field(ge=0)] = 3
     polish_compression: str = ""
-    average_last: Annotated[int, Field(ge=0)] = (
-        0  # steps whose models are averaged before polishing (0: none)
-    )
-    node_weights: Literal["equal", "examples"] = (
-        "equal"  # "equal" as in the paper; "examples": by declared sizes
-    )
+    # Steps whose models are averaged before polishing (0: none).
+    average_last: Annotated[int, Field(ge=0)] = 0
+    # "equal" as in the paper; "examples": by declared sizes.
+    node_weights: Literal["equal", "examples"] = "equal"
 
 
 class CompressionConfig(Section):
     """How messages shrink."""
 
+    # Read by `compression.parse_compressor`.
     spec: str = "rot:1"
 
 
@@ -116,7 +117,9 @@ class PrivacyConfig(Section):
     sampling: Literal["poisson", "uniform"] = "poisson"
     noise: Literal["calibrated", "paper", "none"] = "calibrated"
     c2: Positive = 1.0
+    # Releases that a resumed run may repeat; the noise is calibrated for them as well.
     replay_reserve: Annotated[int, Field(ge=0)] = 0
+    # For experiments only: whoever knows the seed can subtract the noise.
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
@@ -132,9 +135,8 @@ class RunConfig(Section):
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     evaluate_every: Annotated[int, Field(ge=0)] = 5
-    test_examples: Annotated[int, Field(ge=0)] = (
-        0  # only the first so many public test examples (0: all)
-    )
+    # Only the first so many public test examples (0: all).
+    test_examples: Annotated[int, Field(ge=0)] = 0
     checkpoint_every: Annotated[int, Field(ge=0)] = 10
     device: str = "cpu"
 
@@ -152,6 +154,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Config:
+        # Each section was checked by itself; here come the conditions between sections.
         for key in ("epsilon", "delta", "expected_batch_size"):
             value = getattr(self.privacy, key)
             if isinstance(value, list) and len(value) != self.graph.num_nodes:
@@ -266,8 +269,10 @@ def change_config(config: Config, settings: Sequence[str] | Mapping[str, Any]) -
 
 def make_config(values: Mapping[str, Any]) -> Config:
     """Validate plain values; errors name the field, the value and the remedy."""
+    # Unknown keys first: pydantic would refuse them too, but without naming the nearest one.
     _refuse_unknown_keys(values)
     algorithm: Mapping[str, Any] = values.get("algorithm", {})
+    # Defaults that depend on the method are filled in before validation.
     method = _method_of(algorithm)
     if method.compresses and not method.error_feedback:  # messages are exact unless asked
         values = {**values, "compression": {"spec": "none", **values.get("compression", {})}}
@@ -287,8 +292,10 @@ def make_config(values: Mapping[str, Any]) -> Config:
 
 
 def _method_of(algorithm: Mapping[str, Any]) -> Method:
-    """Return the method that a table names; the default one for a wrong name, which validation
-    refuses."""
+    """Return the method that a table names.
+
+    For a wrong name, which validation refuses, it is the default one.
+    """
     default = AlgorithmConfig().name
     try:
         return find_method(algorithm.get("name", default))
@@ -327,6 +334,7 @@ def _put(values: dict[str, Any], name: str, value: Any, given: str) -> None:
         raise ConfigError(
             f"{given}: expected section.key=value, for example --set privacy.epsilon=1"
         )
+    # A file may hold `section = 3` in the place of a table.
     table = values.setdefault(section, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{section} = {table!r}: expected a table [{section}]")
@@ -359,6 +367,7 @@ def _explain(error: ValidationError) -> str:
     """Turn pydantic's list into one line per field; alternatives of one field are joined."""
     reasons: dict[str, list[str]] = {}
     for detail in error.errors():
+        # The location goes on after section and key for unions and lists: cut off there.
         path = [str(part) for part in detail["loc"][:2]]
         if not path:
             return detail["msg"].removeprefix("Value error, ")

@@ -1,7 +1,8 @@
 """The errors a caller may want to catch; every message says what to do.
 
 `DpcsgpError` is the root. The command line turns it into one red line and an exit code: 2 for input
-that can be mended by the user (`ConfigError`, `DataError`), 1 for everything else."""
+that can be mended by the user (`ConfigError`, `DataError`), 1 for everything else.
+"""
 
 
 class DpcsgpError(Exception):
@@ -17,8 +18,10 @@ class ConfigError(DpcsgpError, ValueError):
 
 
 class TopologyError(ConfigError):
-    """A communication graph cannot be used: not strongly connected, weights that do not add up, and
-    the like."""
+    """A communication graph cannot be used.
+
+    It is not strongly connected, its weights do not add up, and the like.
+    """
 
 
 class ModelError(ConfigError):
@@ -52,8 +55,10 @@ class WireError(DpcsgpError):
 
 
 class PrivateStepError(DpcsgpError):
-    """Computing on private data failed. The message says nothing about them; the cause stays on
-    their machine."""
+    """Computing on private data failed.
+
+    The message says nothing about them; the cause stays on their machine.
+    """
 
 
 class DivergenceError(DpcsgpError):

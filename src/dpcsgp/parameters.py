@@ -1,5 +1,6 @@
-"""Flat vectors and named parameters: the one place that knows where a parameter lies in a model's
-vector.
+"""Flat vectors and named parameters.
+
+This is the one place that knows where a parameter lies in a model's vector.
 
 Legend: N hosted nodes, D coordinates of a model.
 """
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Names, shapes and offsets of a module's trainable parameters, in the order of
-    `module.named_parameters()`."""
+    """Names, shapes and offsets of a module's trainable parameters.
+
+    They stand in the order of `module.named_parameters()`.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]

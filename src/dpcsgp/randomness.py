@@ -40,8 +40,10 @@ def _derive_key(secret: bytes, domain: bytes, purpose: str) -> bytes:
 
 
 def _keystream(key: bytes, step: int, node: int, num_bytes: int) -> np.ndarray:
-    """Return `num_bytes` of the AES-256-CTR stream that starts at the counter block (node, step,
-    0)."""
+    """Return `num_bytes` of an AES-256-CTR stream.
+
+    It starts at the counter block (node, step, 0).
+    """
     if not 0 <= step < _MAX_STEP or not 0 <= node < _MAX_NODE:
         raise ConfigError(
             f"step={step}, node={node}: expected 0 <= step < 2**48 and 0 <= node < 2**32"
@@ -58,7 +60,8 @@ class PublicRandomness:
     """Streams that every node can rebuild from the public seed; row k belongs to node `nodes[k]`.
 
     >>> random = PublicRandomness(seed=7, nodes=[0, 1])
-    >>> bool((random.bytes("mask", step=3, num_bytes=4)[1] == random.of([1]).bytes("mask", step=3, num_bytes=4)[0]).all())
+    >>> sent = random.bytes("mask", step=3, num_bytes=4)[1]
+    >>> bool((sent == random.of([1]).bytes("mask", step=3, num_bytes=4)[0]).all())
     True
     """
 
@@ -69,8 +72,10 @@ class PublicRandomness:
         self.nodes: Final = tuple(int(node) for node in nodes)
 
     def of(self, nodes: Sequence[int]) -> PublicRandomness:
-        """Return the streams of other nodes under the same seed (a receiver rebuilds its senders'
-        streams)."""
+        """Return the streams of other nodes under the same seed.
+
+        A receiver rebuilds its senders' streams this way.
+        """
         return self if tuple(nodes) == self.nodes else PublicRandomness(self.seed, nodes)
 
     def bytes(self, purpose: str, step: int, num_bytes: int) -> np.ndarray:
@@ -79,8 +84,10 @@ class PublicRandomness:
         return np.stack([_keystream(key, step, node, num_bytes) for node in self.nodes])
 
     def row_bytes(self, purpose: str, step: int, row: int, num_bytes: int) -> np.ndarray:
-        """Return uint8 (num_bytes,): the stream of node `nodes[row]` alone, for kernels that work
-        row by row."""
+        """Return uint8 (num_bytes,): the stream of node `nodes[row]` alone.
+
+        Kernels that work row by row use it.
+        """
         return _keystream(self._key(purpose), step, self.nodes[row], num_bytes)
 
     def common_bytes(self, purpose: str, step: int, num_bytes: int) -> np.ndarray:
@@ -96,7 +103,8 @@ class PrivateRandomness:
 
     Make one per start with `fresh` (never stored, so a replayed step meets new noise), or with
     `seeded` for experiments that must be repeatable; a run with seeded noise is not private,
-    because whoever knows the seed can subtract it."""
+    because whoever knows the seed can subtract it.
+    """
 
     def __init__(self, nodes: Sequence[int], keys: Sequence[bytes], reproducible: bool) -> None:
         self.nodes: Final = tuple(int(node) for node in nodes)
@@ -126,12 +134,14 @@ class PrivateRandomness:
 
 @contextmanager
 def torch_secrets(random: PrivateRandomness, step: int) -> Iterator[None]:
-    """Draw torch's own random numbers (masks of Dropout, say) from a private stream inside, and
-    restore the generators.
+    """Draw torch's own random numbers (masks of Dropout, say) from a private stream inside.
+
+    The generators are restored afterwards.
 
     A mask belongs to a place in the batch, and taking one example out moves all others: masks that
     somebody could foretell would change everybody's gradient. Torch keeps 32 bits of a seed on the
-    processor, so the whole state is replaced."""
+    processor, so the whole state is replaced.
+    """
     words = random.row_bytes("torch", step, 0, 4 * 624 + 8)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(int(words[-8:].view(np.uint64)[0] >> 1))
@@ -152,8 +162,10 @@ def numpy_generator(seed: int, purpose: str) -> np.random.Generator:
 
 @contextmanager
 def torch_seed(seed: int, purpose: str) -> Iterator[None]:
-    """Seed torch's global generator for public set-up work (a module's initial weights) and restore
-    it afterwards."""
+    """Seed torch's global generator for public set-up work, and restore it afterwards.
+
+    Such work is drawing a module's initial weights.
+    """
     digest = hashlib.blake2b(
         f"{seed}:{purpose}".encode(), digest_size=4, person=b"dpcsgp setup"
     ).digest()

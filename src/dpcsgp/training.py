@@ -46,7 +46,10 @@ class TrainingNetwork(Network, Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """When things happen (gradient steps, exchanges, evaluations, checkpoints), and the momentum."""
+    """When things happen, and the momentum.
+
+    Things are gradient steps, exchanges, evaluations and checkpoints.
+    """
 
     steps: int
     gossip_every: int = 1
@@ -133,6 +136,7 @@ def train(
     Returns:
         The last state, and why it is the last.
     """
+    # From the start or a checkpoint, as far as the schedule and all budgets go.
     progress = _start(run, resume_from)
     last_step = progress.state.step + _steps_within_budget(run)
     steps = run.schedule.steps
@@ -144,12 +148,14 @@ def train(
             if progress.state.step >= last_step:
                 _end(progress, Ending.BUDGET_SPENT, f" at step {last_step} of {steps}")
                 break
+            # One step, then what follows from it: running mean, row, checkpoint, a look for others.
             _iterate(run, progress)
             _average(run, progress, min(steps, last_step))
             _after_step(run, progress)
             watch(progress)
         if run.checkpoints:
             save_checkpoint(run, progress)
+        # A run that was interrupted goes on later; all others are brought to their end.
         if progress.ending is not Ending.INTERRUPTED:
             _take_average(run, progress)
             _polish(run, progress, watch)
@@ -181,9 +187,11 @@ def _rescue(run: Run, progress: Progress) -> None:
 def _iterate(run: Run, progress: Progress) -> None:
     """One iteration: private gradient, momentum, descent, exchange."""
     step = progress.state.step
+    # Private: recorded, clipped and noised before it is handed over.
     grad_ND = run.gradients(run.algorithm.model(progress.state), step)
     if progress.velocity_ND is not None:
         grad_ND.add_(progress.velocity_ND, alpha=run.schedule.momentum)
+    # Local step; the sum of gradients is the next velocity.
     state = run.algorithm.descend(progress.state, grad_ND)
     velocity_ND = grad_ND if progress.velocity_ND is not None else None
     del grad_ND  # an N x D tensor less while the nodes exchange
@@ -203,6 +211,7 @@ def _steps_within_budget(run: Run) -> int:
 
 def _average(run: Run, progress: Progress, last_step: int) -> None:
     """Keep the running mean of the models of the last steps: post-processing, costs no privacy."""
+    # How many of the last steps are over, this one included.
     count = progress.state.step - (last_step - run.schedule.average_last)
     if not run.schedule.average_last or count < 1:
         return
@@ -253,6 +262,7 @@ def _restored(run: Run, checkpoint: Checkpoint) -> Progress:
     tensors = dict(checkpoint.tensors)
     velocity_ND, tail_ND = tensors.pop("velocity_ND", None), tensors.pop("tail_ND", None)
     start_ND = run.anchor_D.expand(len(run.network.nodes), -1)
+    # A state of this run tells which names and shapes must be there.
     template = run.algorithm.init(start_ND, run.anchor_D)
     shapes = {name: value.shape for name, value in _tensors(template).items()}
     found = {name: value.shape for name, value in tensors.items()}
@@ -262,6 +272,7 @@ def _restored(run: Run, checkpoint: Checkpoint) -> Progress:
             "names or shapes than this run's state; it was written by another method or model. "
             "Start again with another --out folder"
         )
+    # Bytes that were sent before count, and so do the seconds.
     run.network.traffic.restore(**checkpoint.meta["traffic"])
     state = template._replace(**tensors, step=checkpoint.step, round=checkpoint.meta["round"])
     return Progress(state, velocity_ND, tail_ND, seconds=checkpoint.meta["seconds"])

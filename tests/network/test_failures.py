@@ -50,7 +50,7 @@ def test_a_silent_process_is_named_by_all_others_in_time(
             assert child.code == 1, child.said()
             assert "error: node 1 (rank 1) went silent" in child.said()
             assert "Traceback" not in child.said()
-    # all processes still have one whole checkpoint in common, although each step wrote a new one
+    # all processes still have one complete checkpoint in common, although each step wrote a new one
     steps = [
         {path.name[:11] for path in (out / "checkpoint").glob(f"step-*part-{rank}-of-3.json")}
         for rank in range(3)

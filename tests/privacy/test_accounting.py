@@ -59,7 +59,8 @@ def library_epsilon(
 
 def root_of(function: Callable[[float], float], most: float) -> float:
     """Return where a falling function on [0, most] crosses zero."""
-    return float(optimize.brentq(function, 0.0, most, xtol=1e-9))  # pyright: ignore[reportArgumentType]
+    root = optimize.brentq(function, 0.0, most, xtol=1e-9)
+    return float(root)  # pyright: ignore[reportArgumentType]
 
 
 def exact_one_step_epsilon(upper: Density, lower: Density, delta: float) -> float:

@@ -359,7 +359,8 @@ def test_layers_that_torch_func_cannot_batch_are_named() -> None:
             self.gain = nn.Parameter(torch.ones(4))
 
         def forward(self, x: Tensor) -> Tensor:
-            return Rounded.apply(x.flatten(1)[:, :4] * self.gain)  # pyright: ignore[reportReturnType]
+            four = x.flatten(1)[:, :4]
+            return Rounded.apply(four * self.gain)  # pyright: ignore[reportReturnType]
 
     module = Odd().double()
     batch = Batch(module, 1, 3)

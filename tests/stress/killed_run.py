@@ -72,9 +72,9 @@ def main() -> None:
     network = Wiretap(design.topology, tap)
     run = build_run(design, data, network, folder)
     run = replace(run, algorithm=cast(Any, Noting(run.algorithm, network)))
-    snapshot = newest_checkpoint(run) if mode == "resume" else None
+    checkpoint = newest_checkpoint(run) if mode == "resume" else None
     print("ready", flush=True)
-    progress = training.train(run, watch=lambda _: time.sleep(0.01), resume_from=snapshot)
+    progress = training.train(run, watch=lambda _: time.sleep(0.01), resume_from=checkpoint)
     write_results(folder, design, run, progress)
 
 

@@ -17,8 +17,9 @@ from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.records.checkpoint import CheckpointFolder
 
 DIGITS = [
-    "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", "graph.num_nodes=2", "algorithm.steps=8",
-    "privacy.epsilon=8", "privacy.expected_batch_size=32", "run.evaluate_every=2", "run.checkpoint_every=2",
+    "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", "graph.num_nodes=2",
+    "algorithm.steps=8", "privacy.epsilon=8", "privacy.expected_batch_size=32",
+    "run.evaluate_every=2", "run.checkpoint_every=2",
 ]  # fmt: skip
 
 

@@ -152,11 +152,14 @@ def test_mutated_checkpoints_are_refused_and_the_one_before_is_taken(
     taken = {10: 0, 20: 0}
     for number, body in mutations(bodies, count, seed=3):
         newest[number].write_bytes(body)
-        snapshot = folder.load_common([folder.complete_steps()])
-        assert snapshot is not None
-        assert torch.equal(snapshot.tensors["x_ND"], saved[snapshot.step]["x_ND"])
-        assert snapshot.meta == {"round": snapshot.step, "ledger": {"0": ["ab", snapshot.step]}}
-        taken[snapshot.step] += 1
+        checkpoint = folder.load_common([folder.complete_steps()])
+        assert checkpoint is not None
+        assert torch.equal(checkpoint.tensors["x_ND"], saved[checkpoint.step]["x_ND"])
+        assert checkpoint.meta == {
+            "round": checkpoint.step,
+            "ledger": {"0": ["ab", checkpoint.step]},
+        }
+        taken[checkpoint.step] += 1
         assert newest[number].read_bytes() == body
         newest[number].write_bytes(bodies[number])
     print(
@@ -265,7 +268,7 @@ def test_settings_edited_after_the_start_are_refused(tmp_path: Path) -> None:
         open_config(None, [], tmp_path, resume=True)
 
 
-def test_a_snapshot_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     config = load_config(
         None,
         [

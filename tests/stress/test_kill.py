@@ -27,8 +27,8 @@ DRIVER = Path(__file__).with_name("killed_run.py")
 NODES, STEPS = 3, 30
 SETTINGS = [
     "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", f"graph.num_nodes={NODES}",
-    f"algorithm.steps={STEPS}", "privacy.epsilon=4", "privacy.expected_batch_size=32", "run.evaluate_every=10",
-    "run.checkpoint_every=4",
+    f"algorithm.steps={STEPS}", "privacy.epsilon=4", "privacy.expected_batch_size=32",
+    "run.evaluate_every=10", "run.checkpoint_every=4",
 ]  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

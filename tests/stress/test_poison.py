@@ -28,8 +28,9 @@ from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.summary import write_results
 
 SETTINGS = [
-    "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", "graph.num_nodes=4", "algorithm.steps=6",
-    "privacy.epsilon=4", "privacy.seed=3", "run.evaluate_every=2", "run.checkpoint_every=3",
+    "task.name=digits", "task.model=mlp:16", "graph.name=directed_ring", "graph.num_nodes=4",
+    "algorithm.steps=6", "privacy.epsilon=4", "privacy.seed=3",
+    "run.evaluate_every=2", "run.checkpoint_every=3",
 ]  # fmt: skip
 
 

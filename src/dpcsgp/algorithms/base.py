@@ -55,20 +55,27 @@ class Network(Protocol):
 
 
 class Algorithm(Protocol[StateT]):
-    """Settings with pure functions; the state is whatever `init` returns: a NamedTuple with, at
-    least, the counters `step` (of gradients) and `round` (of exchanges)."""
+    """Settings with pure functions; the state is whatever `init` returns.
+
+    The state is a NamedTuple with, at least, the counters `step` (of gradients) and `round` (of
+    exchanges).
+    """
 
     model_fields: ClassVar[tuple[str, ...]]
     """Tensors of the state with one row per node that `model` and `average` follow from."""
 
     def init(self, x_ND: Tensor, anchor_D: Tensor | None = None) -> StateT:
-        """Return the state at the start: every node at `x_ND`, counted from the public `anchor_D`
-        (None = zero)."""
+        """Return the state at the start: every node at `x_ND`.
+
+        The state counts from the public `anchor_D` (None = zero).
+        """
         ...
 
     def model(self, state: StateT) -> Tensor:
-        """Return the model of every hosted node (N, D): what is trained, evaluated and
-        published."""
+        """Return the model of every hosted node (N, D).
+
+        It is what is trained, evaluated and published.
+        """
         ...
 
     def average(self, state: StateT) -> Tensor:
@@ -84,8 +91,10 @@ class Algorithm(Protocol[StateT]):
         ...
 
     def residual_ratio(self, state: StateT) -> float | None:
-        """Return how far what others believe lags behind, as a share; None without error
-        feedback."""
+        """Return how far what others believe lags behind, as a share.
+
+        None without error feedback.
+        """
         ...
 
     def wire_bytes(self, dim: int, rounds: int) -> int:
@@ -93,8 +102,10 @@ class Algorithm(Protocol[StateT]):
         ...
 
     def paper_bits(self, dim: int, rounds: int) -> int:
-        """Return the same by the formulas of the literature, in bits, without headers and
-        weights."""
+        """Return the same by the formulas of the literature, in bits.
+
+        Headers and weights are not counted.
+        """
         ...
 
 
@@ -108,6 +119,7 @@ class GossipSGD(ABC, Generic[StateT]):
 
     def descend(self, state: StateT, grad_ND: Tensor) -> StateT:
         """Return the state after `x - eta g`; the noise is already in the gradient."""
+        # Out of place: a state that was handed out never changes.
         rate = rate_at(self.learning_rate, state.step)
         return state._replace(x_ND=torch.sub(state.x_ND, grad_ND, alpha=rate), step=state.step + 1)
 
@@ -124,8 +136,9 @@ class GossipSGD(ABC, Generic[StateT]):
 
 @dataclass(frozen=True)
 class LinearDecay:
-    """A learning rate that falls linearly from `initial` to `initial * final_fraction` at the last
-    of `steps` steps.
+    """A learning rate that falls linearly.
+
+    It goes from `initial` to `initial * final_fraction` at the last of `steps` steps.
 
     >>> LinearDecay(2.0, 0.5, 3)(2)
     1.0
@@ -136,6 +149,7 @@ class LinearDecay:
     steps: int
 
     def __call__(self, step: int) -> float:
+        # Steps beyond the last keep its rate; a schedule of one step does not divide by zero.
         progress = min(step, self.steps - 1) / max(self.steps - 1, 1)
         return self.initial * (1 - (1 - self.final_fraction) * progress)
 
@@ -155,8 +169,10 @@ def exchange_frames(
     network: Network, round_: int, weights_NK: Tensor, payload_NB: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Frame, exchange and check; return the senders' push-sum weights (S, K), payloads (S, B)."""
+    # Header, push-sum weights, payload and tag of every hosted node in one row of bytes.
     sent = frames.join(network.nodes, round_, weights_NK, payload_NB, key=network.key)
     received = network.exchange(sent)
+    # A frame of another sender, round or length, or with a wrong tag, is refused here.
     return frames.split(
         received,
         network.senders,

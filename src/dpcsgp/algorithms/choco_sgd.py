@@ -41,8 +41,10 @@ class ChocoState(NamedTuple):
 @final
 @dataclass(frozen=True)
 class ChocoSGD(GossipSGD[ChocoState]):
-    """Compressed averaging; the network's weights must be doubly stochastic
-    (`graphs.metropolis_weights`)."""
+    """Compressed averaging on an undirected graph.
+
+    The network's weights must be doubly stochastic (`graphs.metropolis_weights`).
+    """
 
     model_fields: ClassVar[tuple[str, ...]] = ("x_ND",)
 
@@ -68,11 +70,14 @@ class ChocoSGD(GossipSGD[ChocoState]):
 
     def gossip(self, state: ChocoState, network: Network, random: PublicRandomness) -> ChocoState:
         """Return the state after one compressed averaging."""
+        # Frames have a place for a push-sum weight; here it is 1 and nobody reads it.
         ones_N1 = torch.ones(state.x_ND.shape[0], 1, dtype=torch.float64)
         copies = PublicCopies(state.x_hat_ND, state.pull_ND)
+        # q = Q(x - x_hat), x_hat <- x_hat + q.
         copies, _ = exchange_differences(
             self.compressor, state.x_ND, copies, ones_N1, network, random, state.round
         )
+        # x <- x + gamma sum_j w_ij (x_hat_j - x_hat_i).
         x_ND = add_rows(state.x_ND.clone(), copies.pull_ND, self.mixing_rate)
         return state._replace(
             x_ND=x_ND, x_hat_ND=copies.x_hat_ND, pull_ND=copies.pull_ND, round=state.round + 1

@@ -1,5 +1,6 @@
-"""D-PSGD: decentralized parallel SGD with exact averaging (Lian et al., NeurIPS 2017); with noise,
-DP2SGD.
+"""D-PSGD: decentralized parallel SGD with exact averaging; with noise, DP2SGD.
+
+D-PSGD is due to Lian et al. (NeurIPS 2017).
 
 `x_i <- sum_j w_ij (x_j - eta g_j)` with symmetric, doubly stochastic weights on an undirected
 graph, so no push-sum weight is needed. DP2SGD (Yu et al., 2021) is the same with clipped, noised
@@ -25,13 +26,17 @@ from dpcsgp.randomness import PublicRandomness
 @final
 @dataclass(frozen=True)
 class DecentralizedSGD(Plain):
-    """Exact averaging; the network's weights must be doubly stochastic
-    (`graphs.metropolis_weights`)."""
+    """Exact averaging on an undirected graph.
+
+    The network's weights must be doubly stochastic (`graphs.metropolis_weights`).
+    """
 
     def gossip(self, state: PlainState, network: Network, random: PublicRandomness) -> PlainState:
         """Return the state after one exact averaging."""
+        # Frames have a place for a push-sum weight; here it is 1 and nobody reads it.
         ones_N1 = torch.ones(state.x_ND.shape[0], 1, dtype=torch.float64)
         x_SD, _ = exchange_vectors(state.x_ND, ones_N1, network, random, state.round)
+        # x_i <- sum_j w_ij x_j, the own share included.
         return state._replace(
             x_ND=network.mix(x_SD, torch.zeros_like(state.x_ND)), round=state.round + 1
         )

@@ -1,5 +1,6 @@
-"""Block gossip: exact push-sum on one block of coordinates per round; no error feedback, stable on
-every digraph.
+"""Block gossip: exact push-sum on one block of coordinates per round.
+
+It needs no error feedback and is stable on every digraph.
 
 The coordinates are cut into K public random blocks. Round t exchanges block `t mod K` (or a
 publicly drawn one), and each block has its own push-sum weight, so every block sees an exact
@@ -39,8 +40,11 @@ class BlockState(NamedTuple):
 
 @lru_cache(maxsize=8)
 def block_indices(dim: int, num_blocks: int) -> tuple[Tensor, ...]:
-    """Return the coordinates of each block: a public random cut into K parts whose sizes differ by
-    at most one."""
+    """Return the coordinates of each block: a public random cut into K parts.
+
+    The sizes of the parts differ by at most one.
+    """
+    # Always the same seed: the cut is public and follows from dim and K alone.
     order = numpy_generator(0, f"blocks {dim}").permutation(dim)
     return tuple(torch.from_numpy(np.sort(part)) for part in np.array_split(order, num_blocks))
 
@@ -85,9 +89,11 @@ class DPBlock(GossipSGD[BlockState]):
 
     def gossip(self, state: BlockState, network: Network, random: PublicRandomness) -> BlockState:
         """Return the state after one exact exchange of one block."""
+        # The block of this round, the same for everybody.
         block = self.block_of_round(state.round, random)
         index_M = block_indices(state.x_ND.shape[1], self.num_blocks)[block]
         part_NM = state.x_ND[:, index_M]
+        # Send the block and its own push-sum weight.
         wire_NB = self.compressor.encode(part_NM, random, state.round)
         y_S1, wire_SB = exchange_frames(
             network, state.round, state.y_NK[:, block : block + 1], wire_NB
@@ -95,7 +101,9 @@ class DPBlock(GossipSGD[BlockState]):
         q_SM = self.compressor.decode(
             wire_SB, len(index_M), random.of(network.senders), state.round
         )
+        # What the compressor left out stays with the sender, so that no mass is lost.
         kept_NM = part_NM - q_SM[list(network.own_rows)]
+        # x <- x - q + sum_j a_ij q_j and y <- sum_j a_ij y_j, on this block only.
         x_ND, y_NK = state.x_ND.clone(), state.y_NK.clone()
         x_ND[:, index_M] = network.mix(q_SM, kept_NM)
         y_NK[:, block : block + 1] = network.mix(y_S1)
@@ -105,8 +113,10 @@ class DPBlock(GossipSGD[BlockState]):
         """Return None: nothing is fed back."""
 
     def wire_bytes(self, dim: int, rounds: int) -> int:
-        """Count the frames of the blocks that went round (for a random order: of the largest block
-        each time)."""
+        """Count the frames of the blocks that went round.
+
+        For a random order, the largest block is counted each time.
+        """
         return sum(
             frames.frame_bytes(self.compressor.num_bytes(size)) for size in self._sizes(dim, rounds)
         )
@@ -117,6 +127,7 @@ class DPBlock(GossipSGD[BlockState]):
 
     def _sizes(self, dim: int, rounds: int) -> list[int]:
         sizes = [len(index_M) for index_M in block_indices(dim, self.num_blocks)]
+        # The first block is one of the largest: an upper bound, whatever will be drawn.
         if self.order == "random":
             return [sizes[0]] * rounds
         return [sizes[round_ % self.num_blocks] for round_ in range(rounds)]
@@ -125,6 +136,7 @@ class DPBlock(GossipSGD[BlockState]):
         """Return the block that a round exchanges; everybody knows it."""
         if self.order == "round-robin":
             return round_ % self.num_blocks
+        # A draw that all nodes repeat from the public seed.
         return int(
             random.common_bytes("block order", round_, 8).view(np.uint64)[0] % self.num_blocks
         )

@@ -1,5 +1,4 @@
-"""DP-CSGP: differentially private stochastic gradient push with compressed communication (arXiv
-2512.13583).
+"""DP-CSGP: private stochastic gradient push with compressed communication (arXiv 2512.13583).
 
 | symbol | meaning | Algorithm 1 |
 |---|---|---|
@@ -56,8 +55,10 @@ class DPCSGPState(NamedTuple):
 @final
 @dataclass(frozen=True)
 class DPCSGP(GossipSGD[DPCSGPState]):
-    """Push-sum gossip on a digraph, with error-feedback compression; privacy comes with the
-    gradients it is given. `descend` is line 12."""
+    """Push-sum gossip on a digraph, with error-feedback compression.
+
+    Privacy comes with the gradients it is given. `descend` is line 12.
+    """
 
     model_fields: ClassVar[tuple[str, ...]] = ("x_ND", "y_N1")
 
@@ -80,17 +81,21 @@ class DPCSGP(GossipSGD[DPCSGPState]):
 
     def average(self, state: DPCSGPState) -> Tensor:
         """Return `x0 + sum_i x_i / sum_i y_i`: gossip does not change it."""
+        # In float64: the sums over many nodes are what gossip preserves.
         return state.anchor_D + (state.x_ND.sum(0, dtype=torch.float64) / state.y_N1.sum()).to(
             state.x_ND.dtype
         )
 
     def gossip(self, state: DPCSGPState, network: Network, random: PublicRandomness) -> DPCSGPState:
         """Return the state after lines 2 to 7."""
+        # Lines 2 to 5: send q = Q(x - x_hat); everybody adds q to the public copies.
         copies = PublicCopies(state.x_hat_ND, state.pull_ND)
         copies, y_S1 = exchange_differences(
             self.compressor, state.x_ND, copies, state.y_N1, network, random, state.round
         )
+        # Line 6: w = x + gamma (sum_j a_ij x_hat_j - x_hat_i).
         w_ND = add_rows(state.x_ND.clone(), copies.pull_ND, self.mixing_rate)
+        # Line 7, damped by the same gamma: y <- y + gamma (sum_j a_ij y_j - y).
         y_N1 = state.y_N1 + self.mixing_rate * (network.mix(y_S1) - state.y_N1)
         return state._replace(
             x_ND=w_ND,

@@ -47,27 +47,38 @@ def exchange_differences(
     random: PublicRandomness,
     round_: int,
 ) -> tuple[PublicCopies, Tensor]:
-    """Send `Q(x - x_hat)` with the push-sum weights; return the new copies and the senders' weights
-    (S, 1)."""
+    """Send `Q(x - x_hat)` with the push-sum weights.
+
+    Return the new copies and the senders' weights (S, 1).
+    """
+    # Line 2: what receivers do not know yet, compressed.
     q_NB = compressor.encode(x_ND - copies.x_hat_ND, random, round_)
+    # Lines 3 and 4: send to the out-neighbours, hear the in-neighbours.
     weights_S1, q_SB = exchange_frames(network, round_, weights_N1, q_NB)
+    # A receiver rebuilds the sender's public randomness to decode its message.
     q_SD = compressor.decode(q_SB, x_ND.shape[1], random.of(network.senders), round_)
     # no copy in a simulator
     own_ND = q_SD if network.senders == network.nodes else q_SD[list(network.own_rows)]
+    # Line 5 for the own copy; pull <- pull - q_i + sum_j a_ij q_j for all others at once.
     pull_ND = network.mix(q_SD, add_rows(copies.pull_ND.clone(), own_ND, -1.0))
     return PublicCopies(copies.x_hat_ND + own_ND, pull_ND), weights_S1
 
 
 def add_rows(onto_ND: Tensor, values_ND: Tensor, factor: float) -> Tensor:
-    """Add in place and return `onto`, row by row: of matrices of two types torch would first
-    convert a whole copy."""
+    """Add in place, row by row, and return `onto`.
+
+    Of two matrices of different types torch would first convert a full copy.
+    """
     for onto_D, values_D in zip(onto_ND, values_ND, strict=True):
         onto_D.add_(values_D, alpha=factor)
     return onto_ND
 
 
 def residual_ratio(x_ND: Tensor, x_hat_ND: Tensor) -> float:
-    """Return the mean over nodes of |x - x_hat| / |x|: how far what others believe lags behind,
-    after the noise."""
+    """Return the mean over nodes of |x - x_hat| / |x|.
+
+    It says how far what others believe lags behind, after the noise.
+    """
+    # At the start x is zero: the bound keeps 0 / 0 away.
     ratios_N = (x_ND - x_hat_ND).norm(dim=1) / x_ND.norm(dim=1).clamp_min(1e-30)
     return float(ratios_N.mean())

@@ -18,6 +18,7 @@ def exchange_vectors(
     x_ND: Tensor, weights_N1: Tensor, network: Network, random: PublicRandomness, round_: int
 ) -> tuple[Tensor, Tensor]:
     """Send `x` with the push-sum weights; return the senders' vectors (S, D) and weights (S, 1)."""
+    # Exact messages take the same way as compressed ones: encode, frame, exchange, decode.
     wire_NB = EXACT.encode(x_ND, random, round_)
     weights_S1, wire_SB = exchange_frames(network, round_, weights_N1, wire_NB)
     x_SD = EXACT.decode(wire_SB, x_ND.shape[1], random.of(network.senders), round_)

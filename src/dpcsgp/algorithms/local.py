@@ -1,5 +1,6 @@
-"""No communication: every node alone (`local`, the lower line), or all data in one place (`dp-sgd`,
-the upper line).
+"""No communication: every node alone (`local`), or all data in one place (`dp-sgd`).
+
+In comparisons `local` is the lower line and `dp-sgd` the upper one.
 
 `x <- x - eta g`; with clipped, noised gradients this is DP-SGD (Abadi et al., CCS 2016).
 
@@ -24,6 +25,7 @@ class Local(Plain):
 
     def gossip(self, state: PlainState, network: Network, random: PublicRandomness) -> PlainState:
         """Return the state unchanged: nothing is sent."""
+        # Rounds are counted all the same, so that schedules and records look alike.
         return state._replace(round=state.round + 1)
 
     def wire_bytes(self, dim: int, rounds: int) -> int:

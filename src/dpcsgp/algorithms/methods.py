@@ -81,8 +81,10 @@ class Method:
 
 
 def built_by(module: str) -> Build:
-    """Return a builder that imports `dpcsgp.algorithms.<module>` when called, and calls its
-    `build`."""
+    """Return a builder that calls the `build` of `dpcsgp.algorithms.<module>`.
+
+    The module is imported when the builder is called.
+    """
 
     def build(settings: MethodSettings) -> Algorithm[Any]:
         return importlib.import_module(f"dpcsgp.algorithms.{module}").build(settings)
@@ -109,16 +111,19 @@ METHODS: Final[dict[str, Method]] = {
 
 
 def find_method(name: object) -> Method:
-    """Return the method of `algorithm.name`; refuse a name that is neither in the table nor
-    `module:attribute`.
+    """Return the method of `algorithm.name`.
+
+    A name that is neither in the table nor `module:attribute` is refused.
 
     >>> find_method("choco-sgd").undirected
     True
     """
+    # A row of the table, or a method of the user's own.
     if isinstance(name, str) and name in METHODS:
         return METHODS[name]
     if isinstance(name, str) and ":" in name:
         return _imported(name)
+    # Neither: list what there is, the nearest name last.
     *most, last = (f"'{known}'" for known in METHODS)
     close = difflib.get_close_matches(str(name), METHODS, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ""
@@ -131,6 +136,7 @@ def find_method(name: object) -> Method:
 def _imported(name: str) -> Method:
     """Return the `Method` that a module on the Python path holds."""
     module_name, _, attribute = name.partition(":")
+    # A wrong form is told apart from a module that is missing.
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise ConfigError("should be 'module:attribute', such as 'my_method:LAZY'")
     try:

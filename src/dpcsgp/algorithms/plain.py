@@ -1,5 +1,6 @@
-"""What methods without a push-sum weight share: one vector per node, a local step, and the plain
-mean.
+"""What methods without a push-sum weight share.
+
+One vector per node, a local step, and the plain mean.
 
 Legend: N hosted nodes, D coordinates.
 """
@@ -40,8 +41,10 @@ class Plain(GossipSGD[PlainState]):
         return state.anchor_D + state.x_ND
 
     def average(self, state: PlainState) -> Tensor:
-        """Return the mean over nodes (without communication nobody computes it; shown for
-        comparison)."""
+        """Return the mean over nodes.
+
+        Without communication nobody computes it; it is shown for comparison.
+        """
         return state.anchor_D + state.x_ND.mean(0)
 
     def residual_ratio(self, state: PlainState) -> None:

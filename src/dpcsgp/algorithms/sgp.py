@@ -1,5 +1,6 @@
-"""SGP: stochastic gradient push, exact push-sum on a digraph (Assran et al., ICML 2019); with
-noise, DP-SGP.
+"""SGP: stochastic gradient push, exact push-sum on a digraph; with noise, DP-SGP.
+
+SGP is due to Assran et al. (ICML 2019).
 
 `x <- sum_j a_ij (x_j - eta g_j)`, `y <- sum_j a_ij y_j`, `z = x0 + x / y`. This is DP-CSGP with the
 identity as compressor and mixing rate 1, without the two vectors that error feedback needs.
@@ -59,7 +60,10 @@ class SGP(GossipSGD[SGPState]):
 
     def gossip(self, state: SGPState, network: Network, random: PublicRandomness) -> SGPState:
         """Return the state after one exact push-sum exchange."""
+        # Everybody sends x and y as they are.
         x_SD, y_S1 = exchange_vectors(state.x_ND, state.y_N1, network, random, state.round)
+        # x <- sum_j a_ij x_j and y <- sum_j a_ij y_j: the columns of A sum to 1, so no mass is
+        # lost.
         x_ND = network.mix(x_SD, torch.zeros_like(state.x_ND))
         return state._replace(x_ND=x_ND, y_N1=network.mix(y_S1), round=state.round + 1)
 

@@ -5,7 +5,8 @@ draws of the mechanism say how small a fault they would have shown.
 
 In the attack a quarter of the trials teaches the attacker, a quarter picks its score and threshold,
 and the other half, which it has never seen, decides. So the bound holds with 95 % confidence
-whatever the attacker tried."""
+whatever the attacker tried.
+"""
 
 from __future__ import annotations
 

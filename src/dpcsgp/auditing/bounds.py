@@ -14,7 +14,8 @@ mechanism obeys
   the claimed curve at some delta.
 
 Legend: C candidate thresholds. Reference: Clopper and Pearson (1934); Nasr et al., "Tight auditing
-of differentially private machine learning" (2023)."""
+of differentially private machine learning" (2023).
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Our command line tells the C library to keep freed memory (`dpcsgp.runtime.memory`). A user of
 another library has not done that, and its speed depends on it: so it runs in a process with the
-system's defaults, and waits while others are timed."""
+system's defaults, and waits while others are timed.
+"""
 
 from __future__ import annotations
 

@@ -123,7 +123,8 @@ def profile_steps(
     with training_run(work, steps + 1, momentum) as run:
         time_steps(run, around)
     # (file, line, function) -> (primitive calls, calls, own seconds, total seconds, callers)
-    rows: dict[Any, Any] = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
+    stats: Any = pstats.Stats(profile)
+    rows: dict[Any, Any] = stats.stats
     total = sum(row[2] for row in rows.values())
     hottest = sorted(rows.items(), key=lambda item: item[1][2], reverse=True)[:top]
     return [

@@ -86,7 +86,8 @@ def measure(
 
     With `settle`, every way first runs once in its turn, then for a third of a second and at least
     once; the median of these counts. After a peer that took seconds, caches and threads are cold,
-    which would burden whoever is fast."""
+    which would burden whoever is fast.
+    """
     for _ in range(warm_up):
         for way in ways.values():
             way()

@@ -77,6 +77,7 @@ def account(
         raise ConfigError(
             "--expect-head: give the ledgers that must contain it, such as runs/first"
         )
+    # Three questions: what was spent, what the paper's rule is worth, what a plan would cost.
     if ledgers:
         _refuse([name for name, value in planned.items() if value is not None], paper)
         answer = _of_ledgers(ledgers, delta, expected_heads(expect_head))
@@ -195,6 +196,7 @@ def _of_plan(planned: dict[str, Any], delta: float, sampling: str) -> dict[str, 
         "delta": delta,
         "sampling": sampling,
     }
+    # Calibrated noise is accounted for like any other: the printed eps is what it really gives.
     if noise is None:
         noise = accounting.calibrate_noise(epsilon=target, **plan)
     return {

@@ -100,6 +100,7 @@ def _print(result: Audit) -> None:
 def _all_clear(result: Audit) -> str:
     power = f"{result.mechanism.power:.0%}"
     laws = f"passed: the mechanism keeps its law down to the faults in the last column ({power})"
+    # An attack that could not have shown anything is no evidence, and is called so.
     if result.stream_informative:
         return f"{laws}; the attack on the messages shows nothing beyond the reported eps"
     return f"{laws}; the attack on the messages was not informative"

@@ -48,6 +48,7 @@ def benchmark(
     from dpcsgp.benchmarking import benchmark as measure
     from dpcsgp.errors import ConfigError
 
+    # Refused before minutes of measuring.
     if figure is not None and group not in ("scale", "all"):
         raise ConfigError(
             f"--figure {figure}: drawn from the group scale; use `dpcsgp benchmark scale "

@@ -62,6 +62,7 @@ def fetch_datasets(
     from dpcsgp.errors import ConfigError, DataError
     from dpcsgp.tasks.downloads.datasets import DATASET_NAMES, fetch_dataset
 
+    # Each once, in the order given.
     wanted = list(DATASET_NAMES) if every else list(dict.fromkeys(names or []))
     if not wanted:
         raise ConfigError(f"name a data set ({', '.join(DATASET_NAMES)}) or give --all")

@@ -49,6 +49,7 @@ def demo(
     request = BuiltinRequest(settings=(*LOCAL, *common), out=folder / "alone")
     alone = run_simulated(request, hooks).summary
     console.print(outcome_table(together, alone))
+    # Two runs on the same examples: their releases are composed, node by node.
     by_node = releases_by_node(read_ledgers([folder / "together", folder / "alone"]))
     epsilon = max(composed_epsilon(releases, together["delta"]) for releases in by_node.values())
     console.print(

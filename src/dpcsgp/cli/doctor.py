@@ -90,6 +90,7 @@ def _draw(path: Path, found: Diagnosis) -> None:
     from dpcsgp.report.stability_figure import write_radius_figure
 
     specs = [found.compressor.spec, *FIGURE_SPECS] if found.stability else list(FIGURE_SPECS)
+    # Compressors without a law are left out of the figure.
     curves = radius_curves(found.topology, found.dim, specs)
     write_radius_figure(path, _title(found.topology, found.dim), *curves)
 
@@ -100,6 +101,7 @@ def _size(config: Any, dim: int | None) -> tuple[int, int]:
     from dpcsgp.planning import declared_facts
     from dpcsgp.tasks import build_model
 
+    # From the catalogue: no data file is opened.
     facts = declared_facts(config)
     if dim is None:
         model = build_model(config.task.model, facts.input_shape, facts.num_classes)
@@ -113,6 +115,7 @@ def _title(topology: Topology, dim: int) -> str:
 
 def _answer(found: Diagnosis) -> dict[str, Any]:
     """Return all findings under the names that `--json` prints."""
+    # Verdict, setting, contraction, price of a message, then the constants of the theorem.
     constants, theorem, stability = found.theorem.constants, found.theorem, found.stability
     return {
         "healthy": found.healthy,
@@ -167,6 +170,7 @@ def _print(found: Diagnosis, rows: list[SweepRow], figure: Path | None) -> None:
     for name, value in _lines(_answer(found)).items():
         table.add_row(name, value)
     console.print(table)
+    # The theorem's conditions inform; they do not decide.
     theory = Table("theory asks", "", "", title="Theorem 1 and Proposition 1", title_justify="left")
     for condition in found.theorem.conditions:
         theory.add_row(condition.name, "yes" if condition.holds else "no", condition.sentence)
@@ -191,6 +195,7 @@ def _lines(a: dict[str, Any]) -> dict[str, str]:
         f"{a['mixing_rate']:.4g}",
         "radius": _number(a["radius"], "no radius exists for this compressor"),
     }
+    # Lines that only error feedback has.
     if a["classification"] is not None:
         none = "no radius exists"
         advised = (
@@ -248,6 +253,7 @@ def _sweep_table(rows: list[SweepRow]) -> Any:
             name, justify="left" if name in ("compressor", "\nat 1") else "right", no_wrap=True
         )
     for row in rows:
+        # Red: the paper's mixing rate 1 would not do.
         bad = row.verdict_at_one in ("divergent", "heavy-tailed")
         table.add_row(
             row.compressor,

@@ -69,6 +69,7 @@ def launch(
     summary = launch_run(request, processes, reporter, log_file=log_file)
     if as_json:
         typer.echo(strict_json(summary))
+    # The workers are gone: how it ended is known from their summary.
     ending = Ending.of(summary["stopped_because"])
     if ending is not None and ending.exit_code:
         raise typer.Exit(ending.exit_code)

@@ -49,6 +49,7 @@ def head(
 
     heads = ledger_heads(folder)
     if as_json:
+        # The form that --expect-head reads back.
         fields = ("run_id", "node", "count", "head")
         rows = [{name: getattr(head, name) for name in fields} for head in heads]
         typer.echo(json.dumps({"ledgers": rows}))
@@ -88,6 +89,7 @@ def check_expected(out: Path | None, resume: bool, words: list[str] | None) -> N
     """Refuse to resume a run whose ledgers do not contain what --expect-head names."""
     if not words:
         return
+    # Refused rather than ignored: who gives a head relies on the check.
     if not resume or out is None:
         raise ConfigError(
             "--expect-head: only with --resume --out FOLDER; a new run has no ledgers"

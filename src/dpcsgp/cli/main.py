@@ -44,6 +44,7 @@ cli.command("audit")(audit.audit)
 cli.command("report")(report.report)
 cli.command("benchmark")(benchmark.benchmark)
 cli.command("reproduce")(reproduce.reproduce)
+# Groups with commands of their own.
 cli.add_typer(ledger.app, name="ledger")
 cli.add_typer(data.app, name="data")
 
@@ -61,9 +62,8 @@ def app() -> None:
             Text("error: ", style="bold red") + Text(str(error))
         )
         sys.exit(error.exit_code)
-    except (
-        OSError
-    ) as error:  # a full or read-only disk, wherever it was met: nothing that was recorded is lost
+    # A full or read-only disk, wherever it was met: nothing that was recorded is lost.
+    except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         sys.stderr.write(
             f"error: a file cannot be written or read{where}: {error.strerror or error}; free "

@@ -32,6 +32,7 @@ LogFile = Annotated[
 
 def as_settings(shortcuts: dict[str, Any]) -> list[str]:
     """Turn the options that were given into `section.key=value`, as `--set` takes them."""
+    # Only what was given: a default must not override the file.
     given = {key: value for key, value in shortcuts.items() if value is not None}
     return [f"{key}={_toml(value)}" for key, value in given.items()]
 

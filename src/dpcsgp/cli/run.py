@@ -70,6 +70,7 @@ def run(
         on_start=tensorboard_log if tensorboard else Hooks.on_start,
         write_page=True,
     )
+    # Started by torchrun, this process is one of several.
     environment = ProcessEnvironment.from_environment()
     if environment is None:
         outcome = run_simulated(request, hooks)

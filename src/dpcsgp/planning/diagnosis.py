@@ -1,5 +1,6 @@
-"""What the doctor finds out about one setting: graph, theory, stability and price of a message,
-from public facts alone.
+"""What the doctor finds out about one setting, from public facts alone.
+
+It looks at the graph, the theory, stability and the price of a message.
 
 Healthy means that gossip contracts in the mean square (or, where no law exists, that the mixing
 rate is the cautious one). The conditions of the convergence theorem are reported but do not decide:
@@ -47,8 +48,10 @@ SWEEP: Final = (
 @final
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """All findings about one setting; `stability` is None where nothing is compressed with error
-    feedback."""
+    """All findings about one setting.
+
+    `stability` is None where nothing is compressed with error feedback.
+    """
 
     topology: Topology
     algorithm: str
@@ -73,25 +76,28 @@ class Diagnosis:
 
 
 def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
-    """Examine the graph, compressor and mixing rate that the settings name, for `dim`
-    coordinates."""
+    """Examine the graph, compressor and mixing rate of the settings, for `dim` coordinates."""
     if dim < 1:
         raise ConfigError(f"--dim {dim}: expected at least 1 coordinate")
     topology, method = build_topology(config), config.method
     compressor = parse_compressor(config.compression.spec if method.compresses else "none")
     wanted = config.algorithm.mixing_rate
+    # Error feedback has laws of its own; everything else gossips at rate 1.
     stability = None
     if method.error_feedback:
         stability = stability_report(
             topology, compressor, dim, None if wanted == "auto" else wanted
         )
     rate = stability.mixing_rate if stability else 1.0
+    # One round sends one block; the largest is what counts.
     payload = math.ceil(dim / config.num_blocks)
+    # The theorem knows one budget: the strictest node's.
     epsilon, delta = (_smallest(value) for value in (config.privacy.epsilon, config.privacy.delta))
     theorem = theorem_report(
         topology, compressor, dim, epsilon=epsilon, delta=delta,
         examples_per_node=examples_per_node, c2=config.privacy.c2, mixing_rate=rate,
     )  # fmt: skip
+    # What decides is the law of the second moments, not the theorem.
     radius, disagreement, spread = _contraction(config, topology, compressor, rate, dim)
     healthy, verdict = _verdict(config, stability, radius, spread)
     return Diagnosis(
@@ -106,10 +112,13 @@ def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
 def _contraction(
     config: Config, topology: Topology, compressor: Compressor, rate: float, dim: int
 ) -> tuple[float, float, float]:
-    """Return radius, steady-state disagreement under unit noise, and the spread that never
-    fades."""
+    """Return radius, disagreement in the steady state, and the spread that never fades.
+
+    The disagreement is that under unit noise.
+    """
     method = config.method
     if not method.sends:
+        # Without messages a disagreement never shrinks; one node has none.
         return (1.0, math.inf, 0.0) if topology.num_nodes > 1 else (0.0, 0.0, 0.0)
     if not method.error_feedback and (method.blocks or method.compresses):
         setting = (topology, compressor, config.num_blocks, dim)
@@ -127,6 +136,7 @@ def _verdict(
     config: Config, stability: StabilityReport | None, radius: float, spread: float
 ) -> tuple[bool, str]:
     name, method = config.algorithm.name, config.method
+    # From the strongest statement to the weakest: a law, nothing sent, exact, quantised.
     if stability is not None:
         return stability.healthy, stability.explanation
     if not method.sends:
@@ -156,6 +166,7 @@ def _verdict_on_quantised_blocks(what: str, radius: float, spread: float) -> tup
     remedy = (
         "set compression.spec = 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
     )
+    # Healthy only if a law exists, contracts, and leaves the nodes close together.
     if math.isnan(radius):
         return (
             False,
@@ -178,8 +189,10 @@ def _verdict_on_quantised_blocks(what: str, radius: float, spread: float) -> tup
 @final
 @dataclass(frozen=True)
 class SweepRow:
-    """One compressor on one graph: what mixing rate 1 does, and the best rate (nan where none is
-    stable)."""
+    """One compressor on one graph: what mixing rate 1 does, and the best rate.
+
+    The best rate is nan where none is stable.
+    """
 
     compressor: str
     radius_at_one: float
@@ -198,6 +211,7 @@ def sweep(topology: Topology, dim: int, specs: Sequence[str] = SWEEP) -> list[Sw
 
 def _sweep_row(topology: Topology, compressor: Compressor, dim: int) -> SweepRow:
     try:
+        # The best rate, and what it brings; some compressors have none on this graph.
         rate = best_mixing_rate(topology, compressor, dim)
         radius = mixing_radius(topology, compressor, rate, dim)
         disagreement = steady_state_disagreement(topology, compressor, rate, dim)
@@ -219,8 +233,11 @@ def _sweep_row(topology: Topology, compressor: Compressor, dim: int) -> SweepRow
 def radius_curves(
     topology: Topology, dim: int, specs: Sequence[str], num_rates: int = 40
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return mixing rates from 0.02 to 1, and the radius at each of them for every compressor that
-    has a law."""
+    """Return mixing rates from 0.02 to 1, and the radius at each of them.
+
+    There is one curve for every compressor that has a law.
+    """
+    # Evenly spaced on a logarithmic axis, as the figure has it.
     rates = np.geomspace(0.02, 1.0, num_rates)
     curves = {}
     for spec in dict.fromkeys(specs):

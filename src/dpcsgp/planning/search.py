@@ -1,12 +1,14 @@
-"""Try batch sizes, numbers of steps and ways of exchanging; keep what fits the limits, rank it,
-choose one.
+"""Try batch sizes, numbers of steps and ways of exchanging, and choose a plan.
+
+What fits the limits is kept and ranked.
 
 For every plan: noise multiplier from the accountant, outlook (see `outlook`), exact bytes per edge,
 memory, and seconds from timed parts. Limits are checked before the accountant is asked, so that it
 is asked seldom. The front holds the plans that no other beats in shortfall, bytes and seconds at
 once. The choice is the quickest plan whose shortfall is within two per cent of the smallest: batch
 sizes that differ only in time are common, because full composition makes noise per step and number
-of steps trade evenly."""
+of steps trade evenly.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,10 @@ class NothingFitsError(ConfigError):
 @final
 @dataclass(frozen=True)
 class Limits:
-    """What a run may cost: megabytes (10^6 bytes) over one edge, minutes of training in one
-    process; None = no limit."""
+    """What a run may cost; None = no limit.
+
+    Megabytes (10^6 bytes) over one edge, and minutes of training in one process.
+    """
 
     megabytes: float | None = None
     minutes: float | None = None
@@ -122,13 +126,17 @@ class Way:
 
 
 def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda text: None) -> Plan:
-    """Return every plan within the limits; graph, task, model, budget and clip norm are those of
-    `config`."""
+    """Return every plan within the limits.
+
+    Graph, task, model, budget and clip norm are those of `config`.
+    """
     _require_numbers(config)
     sizes = batch_sizes(min(facts.num_examples))
+    # Ways and parts are timed once; every plan is then put together from them.
     ways = _ways(config, facts, sizes[len(sizes) // 2], tell)
     tell("timing private gradients on random inputs")
     times = time_parts(ways[0].design)
+    # Bytes and seconds are known without the accountant: drop what is too dear first.
     affordable = [
         sketch for way in ways for size in sizes for steps in STEPS
         if limits.allow((sketch := _sketch(way, size, steps, times)).bytes_per_edge, sketch.seconds)
@@ -143,6 +151,7 @@ def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda tex
         "asking the accountant about "
         f"{len({(s.batch_size, s.config.algorithm.steps) for s in affordable})} cases"
     )
+    # Noise and outlook only for what is left.
     rows = mark_front([_complete(sketch, facts) for sketch in affordable])
     return Plan(rows, choose(rows), len(ways) * len(sizes) * len(STEPS))
 
@@ -154,13 +163,15 @@ def search_features(
     tell: Tell = lambda text: None,
     free_model: bool = False,
 ) -> Plan:
-    """Search with the settings' own features, with `LOW_FREQUENCIES`, and with
-    `GRADIENT_HISTOGRAMS` if any model will do.
+    """Search with the settings' own features and with others that may do better.
+
+    The others are `LOW_FREQUENCIES`, and `GRADIENT_HISTOGRAMS` if any model will do.
 
     All plans are ranked together, with the same R and G. Low frequencies are the same picture in
     fewer coordinates, so that is fair; for histograms with a linear model it is a guess that was
     right on MNIST (docs/stability.md). Convolutions need whole pictures, and small pictures have no
-    frequencies to spare."""
+    frequencies to spare.
+    """
     choices = [config]
     small = min(declared_facts(config).input_shape[-2:]) < _LARGE_PICTURE
     if not small and config.task.model.startswith(("mlp", "logistic")):
@@ -172,6 +183,7 @@ def search_features(
         try:
             plans.append(search(choice, declared_facts(choice, num_examples), limits, tell))
         except NothingFitsError:
+            # Nothing fits with these features: others may still fit.
             if choice is choices[-1] and not plans:
                 raise
     rows = mark_front([row for plan in plans for row in plan.rows])
@@ -184,22 +196,26 @@ def batch_sizes(num_examples: int) -> list[int]:
 
 
 def choose(rows: Sequence[Row]) -> Row:
-    """Return the quickest row among those as good as the best; of equally quick ones the one with
-    fewer bytes."""
+    """Return the quickest row among those as good as the best.
+
+    Of equally quick ones it is the one with fewer bytes.
+    """
+    # Among plans that count as equally good, time decides.
     best = min(row.outlook.shortfall for row in rows)
     as_good = [row for row in rows if row.outlook.shortfall <= AS_GOOD * best]
     return min(as_good, key=lambda row: (row.seconds, row.bytes_per_edge))
 
 
 def mark_front(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Sort by shortfall and mark the rows that no other beats: at least as good in shortfall, bytes
-    and seconds."""
+    """Sort by shortfall and mark the rows that no other beats.
+
+    A row beats another if it is at least as good in shortfall, bytes and seconds.
+    """
     ordered = sorted(rows, key=_costs)
     front: list[Row] = []
     marked = []
-    for row in (
-        ordered
-    ):  # whoever beats a row comes before it, and if it is beaten itself, by somebody on the front
+    # Whoever beats a row comes before it, and if it is beaten itself, by somebody on the front.
+    for row in ordered:
         beaten = any(
             all(a <= b for a, b in zip(_costs(other), _costs(row), strict=True)) for other in front
         )
@@ -236,11 +252,14 @@ def _sketch(way: Way, batch_size: int, steps: int, times: StepTimes) -> _Sketch:
 
 
 def _complete(sketch: _Sketch, facts: Facts) -> Row:
-    """Ask the accountant and add the outlook; the node with the fewest examples needs the most
-    noise."""
+    """Ask the accountant and add the outlook.
+
+    The node with the fewest examples needs the most noise.
+    """
     privacy, settings, design = sketch.config.privacy, sketch.config.algorithm, sketch.way.design
     assert isinstance(privacy.epsilon, float)
     assert isinstance(privacy.delta, float)
+    # Replayed steps are paid for in advance, as in a run.
     noise = calibrate_noise(
         epsilon=privacy.epsilon, delta=privacy.delta, sampling=privacy.sampling,
         sampling_rate=sketch.batch_size / min(facts.num_examples),
@@ -262,6 +281,7 @@ def _complete(sketch: _Sketch, facts: Facts) -> Row:
 
 def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way]:
     """Prepare and time every way of exchanging that is stable on this graph."""
+    # Label, settings of the algorithm, compressor.
     exchanges: list[tuple[str, dict[str, Any], str]] = [
         *(
             (spec, {"name": "dp-csgp", "polish_rounds": POLISH_ROUNDS}, spec)
@@ -281,9 +301,8 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
         )
         for spec in COMPRESSORS[:2]
     ]
-    if (
-        config.task.model == "logistic"
-    ):  # models that were trained apart can be averaged only where the loss is convex
+    # Models that were trained apart can be averaged only where the loss is convex.
+    if config.task.model == "logistic":
         end = {"name": AT_THE_END, "polish_rounds": POLISH_ROUNDS}
         exchanges += [(f"{spec}, at the end", end, spec) for spec in ("rot:3", "rot:4")]
     ways = []
@@ -301,6 +320,7 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
             compression={"spec": spec},
             privacy={"expected_batch_size": batch_size, "noise": "calibrated"},
         )
+        # More blocks than coordinates cannot be.
         if ways and algorithm.get("num_blocks", 1) > ways[0].design.dim:
             continue
         try:

@@ -8,8 +8,10 @@ from dpcsgp.errors import BudgetExceededError
 
 
 class Budget:
-    """Per-node allowances of further releases; None stands for "not limited" (no noise, or the
-    paper's noise rule)."""
+    """Per-node allowances of further releases.
+
+    None stands for "not limited" (no noise, or the paper's noise rule).
+    """
 
     def __init__(self, nodes: Sequence[int], remaining: Sequence[int | None]) -> None:
         self.nodes = tuple(nodes)

@@ -71,6 +71,7 @@ def check_delta(delta: float) -> None:
 
 def check_steps(steps: int) -> None:
     """Refuse a number of releases that is not a whole number from 0 to 10^9."""
+    # True is an int in Python, and 3.0 counts as a whole number.
     if isinstance(steps, bool) or not 0 <= steps <= 10**9 or steps != int(steps):
         raise ConfigError(f"algorithm.steps = {steps}: expected a whole number from 0 to 10^9")
 
@@ -115,6 +116,7 @@ class ReleaseEvent:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
+        # A ledger or a caller may have given anything: a wrong event would give a wrong eps.
         neighbouring_relation(self.sampling)
         rate, noise = float(self.sampling_rate), float(self.noise_multiplier)
         if not 0 < rate <= 1:

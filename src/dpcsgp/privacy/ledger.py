@@ -115,6 +115,7 @@ class Ledger:
 
     def _verified(self) -> LedgerContents:
         """Read the ledger; a torn last record is replaced, in a new file of the same name."""
+        # A ledger in order is left as it is.
         contents = read_ledger(self._path)
         if contents.torn_event is None:
             return contents
@@ -161,6 +162,7 @@ class Ledger:
         record = release_record(self.start, int(step), int(attempt), event)
         line, digest = encode_line(record, self.head)
         try:
+            # Unbuffered: what Python would keep back, a crash would lose.
             written = os.write(descriptor, line)
             while written < len(line):  # the system may take less than it is given
                 written += os.write(descriptor, line[written:])
@@ -338,6 +340,7 @@ class LedgerBook:
         if len(items) <= 1:
             return [work(item) for item in items]
         futures = [self._pool.submit(work, item) for item in items]
+        # All are waited for, so that no thread still writes when the error is raised.
         errors = [future.exception() for future in futures]
         for error in errors:
             if error is not None:

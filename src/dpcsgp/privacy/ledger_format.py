@@ -58,6 +58,7 @@ class LedgerHeader:
 
     def as_record(self, start: str) -> dict[str, Any]:
         """Return the header's line as a dict, without chain fields."""
+        # The order of the fields is part of the format: the checksum is over the bytes.
         own = {"run_id": self.run_id, "node": self.node, "config": self.config, "delta": self.delta}
         about = {**own, "private": self.private, **_event_fields(self.event)}
         return {"kind": "header", "format": FORMAT, "start": start, **about}
@@ -71,6 +72,7 @@ class LedgerHeader:
             found = record.get("format")
             raise _DamagedLineError(f"format {found!r}, this version reads formats 1 and {FORMAT}")
         event = _event_of(record) if record.get("sampling") is not None else None
+        # A right checksum says nothing about types.
         run_id, node, config, delta, private = map(
             record.get, ("run_id", "node", "config", "delta", "private")
         )
@@ -136,6 +138,7 @@ class LedgerContents:
 
     def continues(self, head: str, count: int) -> bool:
         """Say whether this ledger had `head` after `count` releases, and was only appended to."""
+        # Entry 0 is the header's checksum, so entry `count` stands after `count` releases.
         start = count * _DIGEST_BYTES
         found = self.digests[start : start + _DIGEST_BYTES].hex()
         return 0 <= start < len(self.digests) and found == head
@@ -204,6 +207,7 @@ def read_ledger(path: Path) -> LedgerContents:
 
 
 def _verified(reader: _Reader, body: bytes) -> LedgerContents:
+    # Without a newline at the end the last line was cut off.
     *lines, rest = body.split(b"\n")
     last_line = len(lines) if rest == b"" else len(lines) + 1
     for number, line in enumerate(lines, start=1):
@@ -248,6 +252,7 @@ class _Reader:
         self.prev, self.whole_bytes = digest, self.whole_bytes + len(line) + 1
 
     def _release(self, record: dict[str, Any]) -> ReleaseEvent:
+        # A torn record was counted by an earlier start; nobody knows its step.
         if record.get("kind") == "release":
             step, attempt = record.get("step"), record.get("attempt")
             if type(step) is not int or type(attempt) is not int:
@@ -291,6 +296,7 @@ class _Reader:
 
     def contents(self) -> LedgerContents:
         assert self.header is not None
+        # What was torn counts as spent, but is no line of the chain.
         counts = Counter(self.events)
         if self.torn_event is not None:
             counts[self.torn_event] += 1
@@ -329,6 +335,7 @@ def ledger_files(folder: Path) -> Iterator[Path]:
     if folder.is_file():
         yield folder
         return
+    # A results folder or the ledger folder in it: both are given in practice.
     inner = folder / "ledger" if (folder / "ledger").is_dir() else folder
     files = sorted(inner.glob("node-*.jsonl"))
     if not files:

@@ -137,6 +137,7 @@ def _read_all(paths: Paths) -> list[LedgerContents]:
 
 def _refuse_older(ledgers: Sequence[LedgerContents], heads: Iterable[LedgerHead]) -> None:
     for head in heads:
+        # One copy that goes through the head is enough: older copies beside it do no harm.
         own = [ledger for ledger in ledgers if ledger.header.node == head.node]
         if any(ledger.continues(head.head, head.count) for ledger in own):
             continue
@@ -150,6 +151,7 @@ def _refuse_older(ledgers: Sequence[LedgerContents], heads: Iterable[LedgerHead]
 
 def _joined(copies: Sequence[LedgerContents]) -> LedgerContents:
     """Return the longest of several copies, with what the others have of their own added."""
+    # The longest stands for all; of equal ones, the one with a torn line more.
     ordered = sorted(copies, key=lambda copy: (len(copy.events), copy.count), reverse=True)
     longest, *others = ordered
     counts, forks = Counter(longest.counts), list[Fork]()
@@ -168,6 +170,7 @@ def _joined(copies: Sequence[LedgerContents]) -> LedgerContents:
 
 def _releases_in_common(first: LedgerContents, second: LedgerContents) -> int:
     """Return how many releases two ledgers share, by bisection: equal once, equal before."""
+    # Checksums cover all lines before, so they agree up to one place and never again.
     equal, different = 0, min(len(first.events), len(second.events)) + 1
     while different - equal > 1:
         middle = (equal + different) // 2
@@ -211,6 +214,7 @@ def releases_by_node(
 
 def common_delta(delta: float | None, headers: Iterable[LedgerHeader]) -> float:
     """Return the given delta, or the one that all headers name."""
+    # Eps of different deltas cannot be put side by side.
     found = {header.delta for header in headers} if delta is None else {delta}
     value = found.pop() if len(found) == 1 else None
     if value is None:

@@ -23,6 +23,7 @@ def check_model(module: nn.Module) -> None:
 
     Warns about in-place layers and about Dropout, which work but deserve a thought.
     """
+    # Layers first, because their errors name a remedy; then parameters; then what only warns.
     for name, layer in module.named_modules():
         problem = _problem(layer)
         if problem:
@@ -39,6 +40,7 @@ def label(name: str, layer: nn.Module) -> str:
 
 def _problem(layer: nn.Module) -> str | None:
     """Return what is wrong with one layer and how to mend it."""
+    # Statistics over the batch or kept from one batch to the next.
     if isinstance(layer, _BatchNorm):
         group_norm = _group_norm(layer.num_features)
         return f"it normalises over the batch, which mixes examples; replace it by {group_norm}"
@@ -46,6 +48,7 @@ def _problem(layer: nn.Module) -> str | None:
         settings = f"{layer.num_features}, affine={layer.affine}, track_running_stats=False"
         fixed = f"nn.{type(layer).__name__}({settings})"
         return f"it keeps running statistics of the data; replace it by {fixed}"
+    # Options of embeddings that look at the words of the batch.
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if layer.max_norm is not None:
             return (
@@ -54,6 +57,7 @@ def _problem(layer: nn.Module) -> str | None:
             )
         if layer.scale_grad_by_freq:
             return "scale_grad_by_freq counts words over the whole batch; leave it out"
+    # Layers of other libraries, known only by the names of their buffers.
     for name, _ in layer.named_buffers(recurse=False):
         if name.startswith("running_") or name == "num_batches_tracked":
             return (
@@ -81,11 +85,13 @@ def _group_norm(channels: int) -> str:
 
 
 def _has_spectral_norm(layer: nn.Module) -> bool:
+    # Torch has it twice: as a parametrization and, older, as a hook.
     hooks = (type(hook).__name__ for hook in layer._forward_pre_hooks.values())
     return type(layer).__name__ == "_SpectralNorm" or "SpectralNorm" in hooks
 
 
 def _check_parameters(module: nn.Module) -> None:
+    # A lazy layer has no shape before its first input, so nothing to count or to clip.
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             raise ModelError(
@@ -104,6 +110,7 @@ def _check_parameters(module: nn.Module) -> None:
 
 
 def _warn(module: nn.Module) -> None:
+    # Leaves only: a container is not named for what it contains.
     layers = [(name, layer) for name, layer in module.named_modules() if not list(layer.children())]
     inplace = [label(name, layer) for name, layer in layers if getattr(layer, "inplace", False)]
     if inplace:

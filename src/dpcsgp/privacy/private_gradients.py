@@ -1,5 +1,6 @@
-"""The private step: spend and record, draw, fetch, clip, add noise, divide by public constants, forget.
+"""The private step: spend and record, draw, fetch, clip, add noise, divide, forget.
 
+The sums are divided by public constants only.
 Private examples are fetched here and nowhere else; what comes out is private already.
 
 Legend: N hosted nodes, E places for examples, D coordinates.
@@ -55,7 +56,9 @@ class Augment(Protocol):
 @final
 @dataclass(frozen=True)
 class PrivateGradients:
-    """Private gradients of the hosted nodes; a release is on the ledger's disk before it is computed.
+    """Private gradients of the hosted nodes.
+
+    A release is on the ledger's disk before it is computed.
 
     Attributes:
         source: the nodes' examples; nobody else asks for them.
@@ -105,7 +108,7 @@ class PrivateGradients:
         return replace(self, engine=engine, mechanism=mechanism)
 
     def __call__(self, model_ND: Tensor, step: int) -> Tensor:
-        """Return the private gradients of this step (N, D); zeros for nodes that release nothing."""
+        """Return this step's private gradients (N, D); zeros for nodes that release nothing."""
         active = self._spend_and_record(step)
 
         def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:

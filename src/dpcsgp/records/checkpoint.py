@@ -1,9 +1,10 @@
-"""Whole-run snapshots: atomic, checksummed, safetensors and JSON only; the last two are kept.
+"""Checkpoints of a run: atomic, checksummed, safetensors and JSON only; the last two are kept.
 
-A snapshot of one process is two files: `step-000030.part-0-of-1.safetensors` (the tensors) and a
+A checkpoint of one process is two files: `step-000030.part-0-of-1.safetensors` (the tensors) and a
 `.json` of the same name (counters, the ledgers' heads, the tensors' checksum). The JSON file is
 renamed into place last: it is the commit. On resume the processes agree on the newest step that all
-of them have whole."""
+of them have complete.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +42,21 @@ class CheckpointFolder:
 
     path: Path
     run_id: str
-    part: int = 0
-    num_parts: int = 1
+    rank: int = 0
+    world_size: int = 1
     keep: int = 2
     config: str = ""  # fingerprint of the settings: a run goes on under the settings it began with
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write a snapshot; an error or a crash leaves the previous ones whole."""
+        """Write a checkpoint; an error or a crash leaves the previous ones complete."""
+        # Two checksums: of the tensors, and of the JSON text itself without this field.
         body = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         head = {"format": FORMAT, "run_id": self.run_id, "config": self.config, "step": step}
         head |= {"meta": dict(meta), "checksum": _checksum(body)}
         text = json.dumps(head, indent=1)
         head["self"] = _checksum(text.encode())
         try:
+            # Tensors first: until the JSON file is there, the step does not exist.
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file(step, ".safetensors"), body)
             write_atomically(self._file(step, ".json"), json.dumps(head, indent=1).encode())
@@ -65,21 +68,26 @@ class CheckpointFolder:
         self._forget_old(step)
 
     def complete_steps(self) -> list[int]:
-        """Return the steps whose snapshot of this process is whole, ascending; damaged ones are
-        left out."""
-        return [step for step in sorted(self._steps()) if self._is_whole(step)]
+        """Return the steps of this process's valid checkpoints, ascending.
+
+        Damaged ones are left out.
+        """
+        return [step for step in sorted(self._steps()) if self._is_valid(step)]
 
     def load(self, step: int) -> Checkpoint:
-        """Return this process's snapshot of a step."""
+        """Return this process's checkpoint of a step."""
         return self._read(step)
 
     def load_common(self, agreed: Iterable[Sequence[int]]) -> Checkpoint | None:
-        """Return the newest step that every process has whole (one list of steps per process); None
-        to start anew."""
+        """Return the checkpoint of the newest step that every process has complete.
+
+        `agreed` has one list of steps per process. None means to start anew.
+        """
+        # A process may have been killed while it wrote: what only some have does not count.
         steps_of = [set(steps) for steps in agreed]
         common = set.intersection(*steps_of)
-        # A snapshot of step 0 alone is nothing lost: some process was killed before it had written
-        # its own.
+        # A checkpoint of step 0 alone is nothing lost: some process was killed before it had
+        # written its own.
         if not common and (set.union(*steps_of) | self._steps()) - {0}:
             raise CheckpointError(
                 f"no checkpoint in {self.path} is whole for every process of the run; "
@@ -87,7 +95,7 @@ class CheckpointFolder:
             )
         return self._read(max(common)) if common else None
 
-    def _is_whole(self, step: int) -> bool:
+    def _is_valid(self, step: int) -> bool:
         try:
             self._read(step)
         except CheckpointError:
@@ -97,6 +105,7 @@ class CheckpointFolder:
     def _read(self, step: int) -> Checkpoint:
         path = self._file(step, ".json")
         try:
+            # Anything may be in a damaged file: whatever cannot be read is refused.
             head = json.loads(path.read_bytes())
             own = head.pop("self")
             body = path.with_suffix(".safetensors").read_bytes()
@@ -108,6 +117,7 @@ class CheckpointFolder:
             "checksum"
         ) != _checksum(body):
             raise CheckpointError(f"{path.name} does not match its checksum")
+        # Undamaged, but is it of this version, these settings, this run and this step?
         if head["format"] != FORMAT:
             raise CheckpointError(
                 f"{path.name} has format {head['format']}, this version reads {FORMAT}"
@@ -126,17 +136,20 @@ class CheckpointFolder:
     def _steps(self) -> set[int]:
         if not self.path.is_dir():
             return set()
+        # Files of other ranks, or of a start with another world size, are not ours.
         matches = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir())
-        mine = (self.part, self.num_parts)
+        mine = (self.rank, self.world_size)
         return {
             int(match[1]) for match in matches if match and (int(match[2]), int(match[3])) == mine
         }
 
     def _file(self, step: int, suffix: str) -> Path:
-        return self.path / f"step-{step:06d}.part-{self.part}-of-{self.num_parts}{suffix}"
+        return self.path / f"step-{step:06d}.part-{self.rank}-of-{self.world_size}{suffix}"
 
     def _forget_old(self, newest: int) -> None:
         for step in [step for step in sorted(self._steps()) if step <= newest][: -self.keep]:
+            # The commit goes first: a crash in between leaves tensors without a step, and no half
+            # step.
             self._file(step, ".json").unlink(missing_ok=True)
             self._file(step, ".safetensors").unlink(missing_ok=True)
 

@@ -6,8 +6,9 @@ from enum import StrEnum
 
 
 class Ending(StrEnum):
-    """The ways in which training ends; `summary.json` holds a sentence that begins with one of them.
+    """The ways in which training ends.
 
+    `summary.json` holds a sentence that begins with one of them.
     A run that was interrupted can be resumed; all others have ended in their own right.
     """
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, body: bytes) -> None:
-    """Write a file so that a crash leaves either the old or the new content: temporary file, fsync,
-    rename, fsync."""
+    """Write a file so that a crash leaves either the old or the new content.
+
+    The way: temporary file, fsync, rename, fsync.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:

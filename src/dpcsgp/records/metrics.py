@@ -2,7 +2,8 @@
 
 Only values that are public or post-processing of released messages are recorded: never a training
 loss, a gradient norm, the clipped fraction, a drawn batch size or an index, because nobody
-accounted for them."""
+accounted for them.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ from dpcsgp.records.files import write_atomically
 class Recorder:
     """Appends rows to `metrics.jsonl` and keeps them for whoever watches the run."""
 
-    def __init__(self, folder: Path | None, part: int = 0, num_parts: int = 1) -> None:
+    def __init__(self, folder: Path | None, rank: int = 0, world_size: int = 1) -> None:
         self.rows: list[dict[str, Any]] = []
-        name = "metrics.jsonl" if num_parts == 1 else f"metrics.part-{part}-of-{num_parts}.jsonl"
+        # Several processes write a file each, which are merged at the end.
+        alone = world_size == 1
+        name = "metrics.jsonl" if alone else f"metrics.part-{rank}-of-{world_size}.jsonl"
         self._path = folder / name if folder else None
 
     def keep_until(self, step: int) -> None:
@@ -32,6 +35,7 @@ class Recorder:
         if self._path is None or not self._path.exists():
             return
         try:
+            # Steps after the checkpoint are repeated and write their rows again.
             self.rows = [
                 row for row in read_rows(self._path) if row["step"] <= step and not row.get("final")
             ]
@@ -45,6 +49,7 @@ class Recorder:
         """Append one row."""
         self.rows.append(dict(row))
         if self._path is not None:
+            # Opened and closed for every row: a crash loses none that was written.
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(plain(row)) + "\n")
 
@@ -57,6 +62,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError):
+            # Only the last line can be torn by a crash; any other was damaged.
             if number < len(lines):
                 raise DataError(
                     f"{path}, line {number} is not JSON; the results folder is damaged"
@@ -82,6 +88,7 @@ def plain(value: Any, *, non_finite: Literal["text", "null"] = "text") -> Any:
         return {key: plain(item, non_finite=non_finite) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, non_finite=non_finite) for item in value]
+    # JSON has no infinity and no nan.
     if isinstance(value, float) and not math.isfinite(value):
         return str(value) if non_finite == "text" else None
     return value

@@ -57,7 +57,8 @@ class Curve:
     """One method in one panel: x (P,), and y (R, P) over the repeats of the run.
 
     A curve whose x is zero throughout (a run that sends nothing) is drawn as a horizontal line at
-    its last point."""
+    its last point.
+    """
 
     label: str
     x: ArrayLike
@@ -105,7 +106,8 @@ def accuracy_panels(
 
     A label has one colour and marker in all panels. `spread` is the range (smallest to largest
     repeat) or one standard deviation to either side. With `log_x`, points at x = 0 cannot be shown
-    and are left out."""
+    and are left out.
+    """
     if not panels:
         raise ConfigError(
             "panels is empty; give at least one panel, for example {'ε = 0.5': [Curve(...)]}"

@@ -52,7 +52,8 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report of these results folders and return its path.
 
     Without `out` the page of one folder goes into it, that of several into the current folder, as
-    `report.html`."""
+    `report.html`.
+    """
     if not folders:
         raise ConfigError("no results folder given; for example `dpcsgp report runs/first`")
     runs = read_many([Path(folder) for folder in folders])

@@ -1,7 +1,8 @@
 """Colours and markers of runs: told apart by colour-blind readers, on light and on dark ground.
 
 A run is recognised by colour and marker together; six colours and seven markers give 42 distinct
-pairs."""
+pairs.
+"""
 
 from __future__ import annotations
 

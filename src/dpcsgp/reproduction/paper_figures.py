@@ -3,7 +3,8 @@
 "as printed": the paper's learning rate, clip norm, one example per step, noise rule and mixing rate
 1; the number of steps is not given there and is ours. "as it should be": noise calibrated by an
 accountant, sensible batches, advised mixing rate, a norm per bucket. Both stand beside exact
-communication, every node alone, and all data in one place."""
+communication, every node alone, and all data in one place.
+"""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ def build_run(
         checkpoints_to_keep: how many checkpoints of this process stay on disk.
         on_row: sees every row that is written.
     """
+    # Private examples are behind `task` from here on, and only `gradients` reads them.
     config, out = design.config, folder.path
     task = data.task(design.module, network.nodes).to(config.run.device)
     alone = world_size == 1
@@ -82,12 +83,14 @@ def _private_gradients(
 ) -> PrivateGradients:
     """Put the private step of the hosted nodes together; keys are fresh at every start."""
     config, privacy = design.config, design.config.privacy
+    # The design knows all nodes; here only the rows of the hosted ones are kept.
     mechanism = _hosted(design.mechanism, nodes)
     deltas = [per_node(privacy.delta, len(design.facts.num_examples))[node] for node in nodes]
     seed = privacy.seed
     random = (
         PrivateRandomness.fresh(nodes) if seed is None else PrivateRandomness.seeded(seed, nodes)
     )
+    # Opening the ledgers locks them: a second start of the same run is refused here.
     has_data = [total > 0 for total in mechanism.num_examples]
     ledger = LedgerBook(
         folder.path / "ledger",

@@ -1,7 +1,8 @@
 """From settings to the checked design of a run; every check comes before any budget is spent.
 
 Only public facts are needed (settings, declared sizes, shapes), so planning uses it too; `build`
-adds data, secret keys and files."""
+adds data, secret keys and files.
+"""
 
 from __future__ import annotations
 
@@ -92,6 +93,7 @@ def build_topology(config: Config) -> Topology:
     settings = config.graph
     if config.method.one_place:
         return graphs.complete(1)
+    # Functions, so that only the graph that is asked for is built.
     builders: dict[str, Callable[[], Topology]] = {
         "directed_exponential": lambda: graphs.directed_exponential(settings.num_nodes),
         "directed_ring": lambda: graphs.directed_ring(settings.num_nodes),
@@ -124,8 +126,11 @@ def check_device(name: str) -> None:
 def design_run(
     config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None
 ) -> RunDesign:
-    """Check everything that can be checked without data and return the parts; `module` is the
-    user's own, if any."""
+    """Check everything that can be checked without data and return the parts.
+
+    `module` is the user's own, if any.
+    """
+    # What is cheap comes first: device, graph, compressors, augmentation.
     check_device(config.run.device)
     topology = build_topology(config)
     compressor = parse_compressor(config.compression.spec)
@@ -133,12 +138,14 @@ def design_run(
         config.algorithm.polish_compression or config.compression.spec
     )
     check_augmentation(config.task.augmentation, facts.input_shape)
+    # The model at its start, the same for everybody: drawn under the public seed.
     if module is None:
         refuse_own(config)
         with torch_seed(config.run.seed, "initial model"):
             module = build_model(config.task.model, facts.input_shape, facts.num_classes)
     check_model(module)
     _warn_about_delta(config, facts.num_examples)
+    # Whether gossip is stable depends on the number of coordinates.
     anchor_D = ParameterLayout.of(module).flatten(module)
     rate, radius = _mixing(config, topology, compressor, anchor_D.numel(), allow_divergence)
     algorithm = build_algorithm(config, compressor, rate)
@@ -153,6 +160,7 @@ def _warn_about_delta(config: Config, num_examples: Sequence[int]) -> None:
     """Warn where delta alone would allow to publish an example of a node now and then."""
     deltas = per_node(config.privacy.delta, len(num_examples))
     for node, (delta, total) in enumerate(zip(deltas, num_examples, strict=True)):
+        # One warning is enough: all nodes usually have the same delta.
         if total and delta * total >= 1 and config.privacy.noise != "none":
             warnings.warn(
                 f"privacy.delta = {delta:g} for the {total} examples of node {node}: a mechanism "
@@ -171,6 +179,7 @@ def _mixing(
         if method.compresses:
             _check_blocks(config, topology, dim, allow_divergence)
         return None, None
+    # With error feedback: the best rate or the given one, and it must be stable.
     wanted = config.algorithm.mixing_rate
     rate = best_mixing_rate(topology, compressor, dim) if wanted == "auto" else wanted
     if not allow_divergence:
@@ -182,9 +191,13 @@ def _mixing(
 
 
 def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence: bool) -> None:
-    """Refuse quantised blocks (one, if the method has no blocks) whose disagreement grows; warn of
-    those that leave the nodes far apart or have no law."""
+    """Refuse quantised blocks whose disagreement grows.
+
+    A method without blocks counts as one block. Blocks that leave the nodes far apart or have no
+    law bring a warning.
+    """
     settings = config.algorithm
+    # The polish rounds may use a compressor of their own.
     specs = {"compression.spec": config.compression.spec}
     if settings.polish_compression and settings.polish_rounds:
         specs["algorithm.polish_compression"] = settings.polish_compression
@@ -202,6 +215,7 @@ def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence
                 "To run it all the same: "
                 "--allow-divergence"
             )
+        # Written so that nan, which stands for "no law", brings the warning too.
         if not spread <= LARGEST_SPREAD:
             law = (
                 "no law says how far apart the nodes stay"
@@ -239,6 +253,7 @@ def _polish_algorithm(
 ) -> Algorithm[Any]:
     if not (config.method.compresses and config.algorithm.polish_compression):
         return algorithm
+    # Another compressor needs another mixing rate.
     rate = best_mixing_rate(topology, compressor, dim) if config.method.error_feedback else None
     return build_algorithm(config, compressor, rate)
 
@@ -246,6 +261,7 @@ def _polish_algorithm(
 def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMechanism:
     """Calibrate each node's noise for its own budget, data and batch size."""
     privacy, num_nodes = config.privacy, len(num_examples)
+    # "auto" is a third of a node's examples.
     batches = tuple(
         max(1, total // 3) if batch == "auto" else batch
         for batch, total in zip(

@@ -1,5 +1,7 @@
-"""What is public about a task before anybody opens its data: shapes, classes, and declared numbers
-of examples."""
+"""What is public about a task before anybody opens its data.
+
+Shapes, classes, and declared numbers of examples.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ DIGITS_CLASSES: Final = 10
 
 @dataclass(frozen=True)
 class Facts:
-    """What is public about the data: shapes, and each node's declared number of examples (0
-    classes: own module)."""
+    """What is public about the data: shapes, and each node's declared number of examples.
+
+    The number of classes is 0 for a user's own module.
+    """
 
     input_shape: tuple[int, ...]
     num_classes: int
@@ -39,8 +43,9 @@ def refuse_own(config: Config) -> None:
 
 
 def declared_facts(config: Config, num_examples: int | None = None) -> Facts:
-    """Return shapes and sizes from the catalogue; `num_examples` per node replaces an even share of
-    the published ones.
+    """Return shapes and sizes from the catalogue.
+
+    `num_examples` per node replaces an even share of the published ones.
 
     Only the catalogue is read, never a data file. Sizes are those of an even split: a skewed
     partition's are not known without labels.

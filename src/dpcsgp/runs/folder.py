@@ -29,6 +29,7 @@ def new_run_id() -> str:
 def new_folder(config: Config) -> Path:
     """Return a fresh name under runs/."""
     method = config.algorithm.name.replace(":", "-")
+    # Two runs started in the same second get -2, -3 and so on.
     name = f"{config.task.name}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
     suffixes = itertools.chain([""], (f"-{count}" for count in itertools.count(2)))
     folders = (Path("runs") / f"{name}{suffix}" for suffix in suffixes)
@@ -96,6 +97,7 @@ class ResultsFolder:
         write_json(self.path / "summary.json", summary)
 
     def _write_start(self, config: Config) -> None:
+        # config.toml comes last: `refuse_taken` looks for it.
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "environment.json", {"run_id": self.run_id, **environment()})
         write_atomically(self.path / "config.toml", to_toml(config).encode())

@@ -70,6 +70,7 @@ class StateFiles:
     @classmethod
     def of(cls, folder: Path, rank: int, world_size: int, design: RunDesign) -> StateFiles:
         """Keep the state at every evaluation if those of all nodes fit into a gigabyte."""
+        # Four bytes per coordinate, for every evaluation and node.
         steps = design.config.algorithm.steps
         evaluations = 1 + steps // (design.config.run.evaluate_every or steps)
         models = evaluations * design.topology.num_nodes
@@ -88,7 +89,10 @@ class StateFiles:
         write_atomically(self.name(moment, self.rank), save(tensors))
 
     def joined(self, moment: int | str, ranks: Sequence[int], template: Any) -> Any:
-        """Return the state of these ranks' nodes, otherwise like the template; None: one is missing."""
+        """Return the state of these ranks' nodes, otherwise like the template.
+
+        None means that the file of one of them is missing.
+        """
         files = [self.name(moment, rank) for rank in ranks]
         if not all(file.exists() for file in files):
             return None
@@ -133,6 +137,7 @@ def merge_parts(
     Returns:
         The summary of the whole run.
     """
+    # Every process wrote a row at the same steps, about its own nodes.
     rows = [merge_rows(same) for same in zip(*(part["rows"] for part in parts), strict=True)]
     final = states.joined("final", ranks, progress.state)
     average_D = None
@@ -142,6 +147,7 @@ def merge_parts(
         for row, state in zip(rows, [*moments, final], strict=True):
             if state is not None:
                 row |= average_scores(run, state)
+    # Models, rows and summary, each by an atomic write; the summary last, as the sign of the end.
     folder.write_model(average_D, run.algorithm.model(final))
     lines = "".join(json.dumps(plain(row)) + "\n" for row in rows)
     write_atomically(folder.path / "metrics.jsonl", lines.encode())
@@ -154,6 +160,7 @@ def merge_parts(
 
 def merge_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the rows that the processes wrote at the same step."""
+    # Lists over nodes are joined in the order of ranks; the rest is rank 0's, but for two below.
     merged = dict(rows[0])
     for key in [key for key in merged if key == "nodes" or key.endswith("_nodes")]:
         merged[key] = [value for row in rows for value in row[key]]

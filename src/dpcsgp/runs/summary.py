@@ -1,4 +1,7 @@
-"""The closing figures of a run: eps verified from the ledger, bytes as sent, accuracy as measured."""
+"""The closing figures of a run.
+
+Eps is verified from the ledger, bytes are those sent, accuracy is as measured.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ def write_results(
 
 def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]:
     """Put together what the hosted nodes released, sent and reached."""
+    # The last row holds the verified eps and the bytes that were counted.
     config, state, row = design.config, progress.state, run.recorder.rows[-1]
     num_nodes, seeded = design.topology.num_nodes, run.gradients.random.reproducible
     epsilon, claimed, kept = _promise(design, row)
@@ -75,6 +79,7 @@ def _promise(design: RunDesign, row: Mapping[str, Any]) -> tuple[float, float, b
     epsilon = max(row["epsilon_nodes"])
     if privacy.noise == "none":
         return epsilon, math.inf, False
+    # Every node is held to its own claim: budgets may differ.
     claims = per_node(privacy.epsilon, design.topology.num_nodes)
     pairs = zip(row["epsilon_nodes"], (claims[node] for node in row["nodes"]), strict=True)
     kept = all(spent <= claim * (1 + _ROUNDING) for spent, claim in pairs)
@@ -99,6 +104,7 @@ def merge_summaries(
     summaries = [part["summary"] for part in parts]
     seconds, steps = max(summary["seconds"] for summary in summaries), summaries[0]["steps"]
     return {
+        # What all processes agree on is taken from rank 0, the rest is put together below.
         **summaries[0],
         **{key: value for key, value in last_row.items() if key.endswith(_FINAL)},
         "epsilon": plain(max(float(summary["epsilon"]) for summary in summaries)),

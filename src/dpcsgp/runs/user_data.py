@@ -1,5 +1,6 @@
-"""A user's own task: the data of the hosted nodes, and the checks of model, loss and data that come
-before any release.
+"""A user's own task: the data of the hosted nodes, and the checks before any release.
+
+The checks are of model, loss and data.
 
 The model is probed on test data or on random inputs, never on private data; data errors name node
 and example and are raised where the data are.
@@ -52,6 +53,7 @@ class UserData:
 
         `test_examples` keeps only so many of the test examples (0: all).
         """
+        # Lengths first: they are cheap, and wrong ones are refused before anything is read.
         sizes = _sizes(node_data, hosted, num_examples)
         _warn_about_shared_data(node_data, test_data)
         held = {node: count_examples(node_data[node], f"node {node}") for node in hosted}
@@ -63,6 +65,7 @@ class UserData:
             if count_examples(test_data, "test_data")
             else None
         )
+        # All that was read must agree in shapes and number formats.
         known = {
             **{f"node {node}": part for node, part in parts.items()},
             **({"test_data": test} if test else {}),
@@ -89,6 +92,7 @@ class UserData:
 
     def task(self, module: nn.Module, nodes: Sequence[int]) -> Supervised:
         """Return the task of these nodes for the run's module."""
+        # A node without data has tensors of length 0 of the right shape.
         empty = tuple(part[None][:0] for part in self.example)
         parts = [self.parts.get(node, empty) for node in nodes]
         inputs, targets = (torch.cat([part[kind] for part in parts]) for kind in (0, 1))
@@ -100,7 +104,9 @@ class UserData:
         """Refuse a model, loss or labels that do not fit together or cannot be trained privately.
 
         `batch_sizes` are the expected ones of the run: what happens only in batches of such a size
-        is found too."""
+        is found too.
+        """
+        # Probes with public or random inputs: what mixes examples or remembers them is refused.
         inputs, targets = self.example
         sizes = sorted(set(batch_sizes), reverse=True)
         try:
@@ -108,6 +114,7 @@ class UserData:
             check_gradients_reach(module, self.loss, (inputs, targets), self.test, sizes)
             if self.loss is LOSSES["cross_entropy"][0]:
                 self._check_labels(module)
+        # Refusals of ours say what to do; anything else means that model and data do not fit.
         except DpcsgpError:
             raise
         except Exception as error:
@@ -121,18 +128,22 @@ class UserData:
                 "with targets of "
                 f"shape {tuple(targets.shape)} ({targets.dtype}): {error}"
             ) from error
+        # Whole numbers are looked up in tables: one outside of a table fails only when it is met.
         if not inputs.is_floating_point() or not targets.is_floating_point():
             self._check_whole_numbers(module)
 
     def _check_whole_numbers(self, module: nn.Module) -> None:
-        """Refuse examples that model or loss choke on, such as a word past the vocabulary, before
-        anything is released."""
+        """Refuse examples that model or loss choke on, before anything is released.
+
+        A word past the vocabulary is such an example.
+        """
         probe = copy.deepcopy(module).eval()
         for node, (inputs, targets) in self.parts.items():
             for start in range(0, len(inputs), EVALUATION_BATCH):
                 rows = slice(start, start + EVALUATION_BATCH)
                 if self._fails(probe, inputs[rows], targets[rows]) is None:
                     continue
+                # The batch fails: look for the example that does it, to name it.
                 for index in range(start, min(start + EVALUATION_BATCH, len(inputs))):
                     error = self._fails(
                         probe, inputs[index : index + 1], targets[index : index + 1]
@@ -151,6 +162,7 @@ class UserData:
         return None
 
     def _check_labels(self, module: nn.Module) -> None:
+        # eval() for one forward pass, so that Dropout and the like keep quiet.
         mode = module.training
         with torch.no_grad():
             num_outputs = module.eval()(self.example[0][None]).shape[1]
@@ -164,8 +176,11 @@ class UserData:
 def _sizes(
     node_data: Sequence[NodeData], hosted: Sequence[int], num_examples: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Return the declared number of examples of every node, checked against the data of the hosted
-    ones."""
+    """Return the declared number of examples of every node.
+
+    Those of the hosted ones are checked against their data.
+    """
+    # Without a declaration the lengths are public.
     if num_examples is None:
         sizes = tuple(count_examples(data, f"node {node}") for node, data in enumerate(node_data))
     else:
@@ -189,6 +204,7 @@ def _sizes(
 
 def _warn_about_shared_data(node_data: Sequence[NodeData], test_data: NodeData) -> None:
     """Warn where one object is given twice: its examples then pay in both places."""
+    # Objects are compared and not their contents, which are private.
     first: dict[int, int] = {}
     for node, data in enumerate(node_data):
         if data is None:

@@ -34,6 +34,7 @@ def settle(
     delta: float | Sequence[float] | None,
 ) -> tuple[nn.Module, Config]:
     """Return a checked copy of the module, and all settings of the run."""
+    # Settings: the file or the defaults, then the number of nodes, then the changes.
     if not isinstance(config, Config):
         config = load_config(None if config is None else Path(config))
     if isinstance(settings, str):
@@ -52,6 +53,7 @@ def settle(
             f'algorithm.name = "{config.algorithm.name}" trains in one place: give node_data with '
             "one dataset of everybody"
         )
+    # The model: built under the public seed, so that all processes start with the same one.
     if not isinstance(model, nn.Module) and callable(model):
         with torch_seed(config.run.seed, "initial model"):
             model = model()
@@ -67,10 +69,12 @@ def settle(
         )
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         check_model(model)
+    # A copy: the caller's own module is never trained.
     module = copy.deepcopy(model).float()
     with warnings.catch_warnings():  # `design` warns; here it is refused before large data are read
         warnings.simplefilter("ignore")
         check_model(module)
+    # Written into the settings, so that a resumed run can be held against it.
     own: dict[str, Any] = {
         "task.name": "own",
         "task.model": _described(module),
@@ -84,12 +88,15 @@ def settle(
 
 
 def _described(module: nn.Module) -> str:
-    """Name a model of the caller's own: class, digest of names and shapes of what is trained,
-    digest of what is not."""
+    """Name a model of the caller's own.
+
+    Class, digest of names and shapes of what is trained, digest of what is not.
+    """
     layout = ParameterLayout.of(module)
     shapes = repr(
         [(name, tuple(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
     ).encode()
+    # Frozen parameters and buffers by their values: they are part of the public start.
     fixed = hashlib.blake2b(digest_size=4)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name not in layout.names:
@@ -97,7 +104,8 @@ def _described(module: nn.Module) -> str:
                 name.encode()
                 + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             )
-    return f"own:{type(module).__name__}:{hashlib.blake2b(shapes, digest_size=4).hexdigest()}:{fixed.hexdigest()}"
+    trained = hashlib.blake2b(shapes, digest_size=4).hexdigest()
+    return f"own:{type(module).__name__}:{trained}:{fixed.hexdigest()}"
 
 
 def loss_and_metrics(
@@ -109,6 +117,7 @@ def loss_and_metrics(
                 f'loss = {loss!r}: expected "cross_entropy", "mse", or a function (outputs, '
                 "targets) -> loss per example"
             )
+        # A loss of this package comes with the metrics that go with it.
         function, usual = LOSSES[loss]
     else:
         function, usual = (
@@ -134,10 +143,13 @@ def _checked_metrics(metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
 
 
 def refuse_other_model(folder: Path, config: Config, model: nn.Module) -> None:
-    """Refuse a model whose trained parameters have other names or shapes than those in the
-    folder."""
+    """Refuse a model whose trained parameters differ from those in the folder.
+
+    Names and shapes are compared.
+    """
     if not isinstance(model, nn.Module):
         raise ModelError(f"model: expected an instance of nn.Module, got {type(model).__name__}")
+    # "own:CLASS:TRAINED:FIXED": only TRAINED must agree; frozen values are the given model's.
     stored, given = (text.split(":")[1:3] for text in (config.task.model, _described(model)))
     if stored[1:] != given[1:]:
         layout = ParameterLayout.of(model)

@@ -1,4 +1,7 @@
-"""A run in words: what is about to happen, where it stands, and how it ended. Public values only."""
+"""A run in words: what is about to happen, where it stands, and how it ended.
+
+Only public values are told.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,7 @@ class Standing:
 
 def standing(run: Run, progress: Progress) -> Standing:
     """Say where a run of this process stands."""
+    # The score is that of the last evaluation, which may be some steps old.
     metric, values = first_metric(run.recorder.rows[-1])
     return Standing(
         step=progress.state.step,
@@ -85,6 +89,7 @@ def _score(metric: str, value: float) -> str:
 def plan_rows(design: RunDesign) -> dict[str, str]:
     """Say what is about to happen and what it will cost."""
     config, mechanism = design.config, design.mechanism
+    # One number where all nodes have the same, otherwise the smallest and the largest.
     noise = sorted(set(mechanism.noise_multipliers))
     batches = sorted(set(mechanism.expected_batch_sizes))
     graph = f"graph {config.graph.name}, partition {config.task.partition}"
@@ -99,12 +104,14 @@ def plan_rows(design: RunDesign) -> dict[str, str]:
         "batch": f"{config.privacy.sampling}, expected size {_range(batches)}",
         "traffic": f"{design.bytes_per_edge() / 1e6:.3f} MB per edge",
     }
+    # Methods without a mixing rate leave that row empty.
     return {name: value for name, value in rows.items() if value}
 
 
 def outcome_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     """Say what a run reached, what it revealed, and what it sent."""
     return {
+        # Reached, then revealed, then sent.
         **_scores(summary),
         "verified eps": f"{float(summary['epsilon']):.4f} "
         f"(claimed {float(summary['epsilon_claimed']):g})",
@@ -126,6 +133,7 @@ def _scores(summary: Mapping[str, Any]) -> dict[str, str]:
     for name in names or ["accuracy"]:
         show = _percent if name == "accuracy" else _number
         rows[f"{name}, mean over nodes"] = show(summary.get(f"{name}_node_mean"))
+        # Of other metrics nobody here knows whether small is bad.
         least = "worst node" if name == "accuracy" else "smallest node"
         rows[f"{name}, {least}"] = show(summary.get(f"{name}_node_min"))
         rows[f"{name}, average model"] = show(summary.get(f"{name}_average_model"))
@@ -142,6 +150,7 @@ def _mixing(design: RunDesign) -> str:
     if design.mixing_rate is None or design.mixing_radius is None:
         return ""
     radius = design.mixing_radius
+    # nan is the only number that differs from itself: no law.
     known = f"radius {radius:.3f}" if radius == radius else "no radius exists for this compressor"
     return f"{design.mixing_rate:.3g} ({known})"
 

@@ -75,6 +75,7 @@ def launch_run(
     config = request.config()
     out = request.out or new_folder(config)
     request = replace(request, out=out)
+    # Who hosts which nodes, and how many threads each of them may use.
     hosting = _hosting(config, processes, out / "checkpoint" if request.resume else None)
     threads = {"OMP_NUM_THREADS": str(cores_per_process(len(hosting)))}
     with fork_server(run_worker.__module__, threads):  # imports while the data are loaded here
@@ -84,6 +85,7 @@ def launch_run(
         logs = {LOG_FILE: str(log_file.resolve())} if log_file else {}
         _supervise(request, config, hosting, reporter, worker, logs)
     summary_file = out / "summary.json"
+    # A summary from before this start is that of the run that is resumed.
     if not summary_file.exists() or summary_file.stat().st_mtime < began:
         raise Interrupted("stopped before the first step")
     summary = json.loads(summary_file.read_text())
@@ -107,6 +109,7 @@ def _supervise(
     logs: Mapping[str, str],
 ) -> None:
     """Start the workers and watch them to their end; raise if one failed."""
+    # The launcher serves the store, so that it outlives every worker.
     server, world_size = serve_store(), len(hosting)
     start = os.urandom(16).hex()
     place = ProcessEnvironment(0, world_size, "127.0.0.1", server.port, start=start)
@@ -125,6 +128,7 @@ def _supervise(
             if found := standing_of_all(board, world_size, config):
                 show(found)
 
+        # Signals go down to the workers, standings come up, and failures are told to the others.
         while any(each.code is None for each in workers):
             signals.pass_on(workers)
             show_all()
@@ -170,6 +174,7 @@ class Signals(SignalCatcher):
 
     def pass_on(self, workers: Sequence[Worker]) -> None:
         """Send the workers what came since the last call."""
+        # The handler only counts: signals are sent here, outside of it.
         if self.asked == self._passed_on:
             return
         self._passed_on = self.asked
@@ -194,6 +199,7 @@ def _end_survivors(board: Board, workers: Sequence[Worker], timeout: float) -> N
         return
     cause = known_cause(board)
     alive = [worker for worker in workers if worker.code is None]
+    # If only the one to blame still runs, a second after the last end is enough.
     only_culprit = cause is not None and all(worker.rank == cause.rank for worker in alive)
     if time.monotonic() > (max(ends) + 1 if only_culprit else min(ends) + timeout):
         for worker in alive:
@@ -206,13 +212,16 @@ def _raise_if_failed(
     failed = [worker for worker in workers if worker.failed]
     if not failed:
         return
+    # Asked to stop, a worker may end in the middle of a step: that is no failure.
     if asked_to_stop:
         raise Interrupted(
             "stopped before this step was finished; continue from the last checkpoint with --resume"
         )
     cause = known_cause(board)
+    # The first cause on top, then the last words of everyone who failed.
     said = [f"  {label(hosting[each.rank], each.rank)}: {each.last_words()}" for each in failed]
     first = cause.text if cause else "the run did not finish"
     error = RunFailed("\n".join([first, "what the processes said:", *said]))
+    # 2 means wrong input: only if all of them say so.
     error.exit_code = 2 if all(each.code == 2 for each in failed) else 1
     raise error

@@ -4,7 +4,8 @@ A training step makes and frees a dozen tensors of N x D numbers. The C library 
 32 MB to the system at once and gets them back as fresh, zeroed pages: with 300 nodes of 101,770
 coordinates that was 1,350 page faults and 5 ms of system time per node and step, as much as two
 thirds of the computing itself. Keeping freed blocks makes it 200 faults and 0.5 ms, as with ten
-nodes."""
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ _KEPT = 2**29
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what is freed, for the next step; return whether it can (glibc only,
-    harmless elsewhere)."""
+    """Let the C library keep what is freed, for the next step; return whether it can.
+
+    Only glibc can; elsewhere the call is harmless.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

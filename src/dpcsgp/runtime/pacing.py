@@ -1,5 +1,4 @@
-"""How far apart the processes of a run can be, and how they stop at the same step in spite of
-it."""
+"""How far apart the processes of a run can be, and how they still stop at the same step."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ class Pace:
     """The most steps by which one process can be ahead of another.
 
     An exchange in every step bounds the lead by itself. Where processes exchange more rarely or not
-    at all, they meet every `meet_every` steps at the store."""
+    at all, they meet every `meet_every` steps at the store.
+    """
 
     lead: int
     meet_every: int = 0
@@ -30,17 +30,19 @@ class Pace:
     @classmethod
     def of(cls, design: RunDesign) -> Pace:
         """Return the pace of a run."""
+        # A node waits for its senders in every exchange: the graph bounds the lead.
         exchanges = design.algorithm.wire_bytes(design.dim, 1) > 0
         if exchanges and design.config.algorithm.gossip_every == 1:
             return cls(largest_lead(design.topology))
         return cls(MEETING_STEPS, MEETING_STEPS)
 
     def checkpoints_to_keep(self, checkpoint_every: int) -> int:
-        """Return how many snapshots each process keeps, so that all processes have one step in
-        common at any moment.
+        """Return how many checkpoints each process keeps.
 
-        The slowest process may be writing the snapshot that the fastest wrote `lead` steps ago, and
-        may fail at it."""
+        So many that all processes have one step in common at any moment: the slowest may be writing
+        the checkpoint that the fastest wrote `lead` steps ago, and may fail at it.
+        """
+        # Two, and one for every checkpoint within the lead, rounded up.
         return 2 + (-(-self.lead // checkpoint_every) if checkpoint_every else 0)
 
     def meet(self, network: TrainingNetwork, step: int) -> None:
@@ -50,8 +52,9 @@ class Pace:
 
 
 class AgreedStop:
-    """Makes all processes stop at the same step, without a word from the store in a step that
-    nobody wants to stop at.
+    """Makes all processes stop at the same step.
+
+    In a step that nobody wants to stop at, the store is not asked.
 
     1. Who is asked to stop says so (`stop asked`); the others learn it from the thread that beats.
     2. Who knows of it says that it listens (`stop heard/RANK`), and asks the store before every
@@ -72,9 +75,11 @@ class AgreedStop:
 
     def is_set(self, step: int) -> bool:
         """Say whether the run ends before this step."""
+        # Stage 1 and 2: say that somebody asked, and that this process listens.
         asked = self._stop.is_set(step)
         if not self._listening and (asked or self._health.stop_asked):
             self._listen(step)
+        # Stage 3: ask for the step until it is named.
         if self._listening and self._stop_at is None:
             self._stop_at = self._named(step)
         return self._stop_at is not None and step >= self._stop_at
@@ -86,6 +91,7 @@ class AgreedStop:
 
     def _named(self, step: int) -> int | None:
         """Return the step at which all stop, None while it is open."""
+        # Only rank 0 names the step; the others read it.
         if self._board.rank:
             note = self._board.look("stop at", 0, _step_fault)
             return note.value if note else None
@@ -94,6 +100,7 @@ class AgreedStop:
         }
         if self._deaf:
             return None
+        # Nobody can be further ahead than `lead`, so nobody has passed this step.
         self._board.put("stop at", step + self._margin)
         return step + self._margin
 

@@ -1,4 +1,7 @@
-"""One process of a distributed run, started by `dpcsgp launch` or torchrun; hosts some of the nodes."""
+"""One process of a distributed run; it hosts some of the nodes.
+
+`dpcsgp launch` or torchrun starts it.
+"""
 
 from __future__ import annotations
 
@@ -100,16 +103,19 @@ def run_process(
         wrap: puts something around the network.
     """
     die_with_agent()
+    # The processes of this machine share its cores.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", environment.world_size))
     torch.set_num_threads(cores_per_process(local))
     if request.out is None:
         raise ConfigError("--out FOLDER is needed when several processes write one results folder")
+    # From here on the others can be told of what goes wrong.
     store = environment.open_store(START_SECONDS, hosting=environment.hosts_store)
     board, name, linger = Board(store, environment.rank), f"rank {environment.rank}", 1.0
     try:
         context = _context(request.config(), environment, store, board)
         hosting = nodes_of_ranks(build_topology(context.config).num_nodes, context.world_size)
         name, linger = label(hosting[context.rank], context.rank), context.health.linger
+        # The run itself; then all leave together, because one of them may serve the store.
         outcome = _session(context, request, hooks, wrap)
         context.health.stop()
         leave_group()
@@ -166,6 +172,7 @@ def _context(
     config: Config, environment: ProcessEnvironment, store: Any, board: Board
 ) -> ProcessContext:
     """Load the key, and start to beat and to watch the others."""
+    # The key seals every value on the board; without one all values are accepted.
     key_file = config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
     board.seal = Seal(key, environment.start)
@@ -196,10 +203,12 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
     # A launcher talks for its workers; otherwise rank 0 does.
     launched = PARENT in os.environ
     reporter = Silent() if launched or rank != 0 else hooks.reporter
+    # Data and design are checked before this process meets any other.
     design, data = request.prepare(config)
     reporter.plan(design)
     network = _connect(context, design, request.resume)
     folder = _results_folder(network, rank, request, config)
+    # Marks under a fresh common name show which ranks see the same disk.
     names = network.gather_values("name of this start", os.urandom(8).hex())
     shared = SharedFolder.join(folder.path, rank, names[0])
     pace = Pace.of(design)
@@ -214,8 +223,10 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
         on_row=hooks.on_start(folder.path),
     )
     checkpoint = newest_checkpoint(run) if request.resume else None
+    # Nobody starts before all are ready: reading a checkpoint may take long on one machine.
     network.gather_values("ready", True, START_SECONDS)
     states = StateFiles.of(folder.path, rank, world_size, design)
+    # The state of step 0, for the average model of the first row.
     if checkpoint is None:
         start_ND = run.anchor_D.expand(len(network.nodes), -1)
         states.keep(0, run.algorithm.init(start_ND, run.anchor_D))
@@ -242,6 +253,7 @@ def _connect(context: ProcessContext, design: RunDesign, resume: bool) -> TorchD
     """Shake hands and connect; tags of this start's frames and values fit no other start."""
     environment, board = context.environment, context.board
     facts = handshake_facts(design, context.key, resume)
+    # All compare their facts; the key of this start follows from what all of them drew.
     run_key = handshake(board, context.world_size, facts, context.health, START_SECONDS)
     board.seal.advance(run_key)
     backend = "nccl" if context.config.run.device.startswith("cuda") else "gloo"
@@ -255,6 +267,7 @@ def _connect(context: ProcessContext, design: RunDesign, resume: bool) -> TorchD
 def handshake_facts(design: RunDesign, key: bytes | None, resume: bool) -> dict[str, object]:
     """Return what must be equal in all processes, key by key, so that a difference can be named."""
     settings = design.config.flat()
+    # Digests in the place of what is secret or large.
     digest = hashlib.blake2b(b"dpcsgp handshake", key=key, digest_size=8) if key else None
     builtin = bool(design.facts.num_classes)
     hint = "" if builtin else " (build it after the same torch.manual_seed)"
@@ -277,6 +290,7 @@ def _results_folder(
     """Rank 0 opens the results folder; the others use it, or make theirs if they cannot see it."""
     assert request.out is not None
     folder = ResultsFolder.open(request.out, config, request.resume) if rank == 0 else None
+    # One name for the run, although machines without a shared disk have folders of their own.
     run_id = network.gather_values("run id", folder.run_id if folder else None)[0]
     folder = folder or ResultsFolder.join(request.out, config, run_id)
     (folder.path / "checkpoint").mkdir(exist_ok=True)
@@ -292,7 +306,10 @@ def _train(
     reporter: Reporter,
     hooks: Hooks,
 ) -> tuple[Progress, bool]:
-    """Train in step with the others; return the last progress, and whether a signal asked to stop."""
+    """Train in step with the others.
+
+    Return the last progress, and whether a signal asked to stop.
+    """
     health, board, world_size = context.health, context.board, context.world_size
     publish, quiet = Publisher(board, run), isinstance(reporter, Silent)
     with (

@@ -96,6 +96,7 @@ def every_tenth(show: ShowStanding) -> ShowStanding:
 
     def thinned(standing: Standing) -> None:
         nonlocal shown
+        # Steps and polish rounds count alike.
         tenth = 10 * standing.done // max(standing.total, 1)
         if tenth > shown:
             shown = tenth

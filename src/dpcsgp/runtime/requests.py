@@ -1,4 +1,7 @@
-"""What is to be trained, and where its results go: the order that every way of driving a run takes."""
+"""What is to be trained, and where its results go.
+
+Every way of driving a run takes such a request.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +61,8 @@ class BuiltinRequest:
 
     def config(self) -> Config:
         """Return the settings; a graph, compressor or folder that cannot be is refused."""
+        # Everything that needs no data is built once and thrown away: wrong settings are refused at
+        # once.
         config = open_config(self.config_file, self.settings, self.out, self.resume)
         build_topology(config)
         parse_compressor(config.compression.spec)
@@ -72,6 +77,7 @@ class BuiltinRequest:
     ) -> tuple[RunDesign, RunData]:
         """Load the data set and design the run."""
         data = load_builtin_data(config, downloads)
+        # A run that is resumed was allowed when it began.
         return design_run(config, data.facts, self.allow_divergence or self.resume), data
 
 

@@ -1,7 +1,7 @@
-"""One training session, from a request to a finished results folder, with all nodes in this process.
+"""One training session, from a request to a finished results folder, in one process.
 
-`runtime.process` is the same for one of several processes. The command line, the API and the grids
-all come through here.
+This process hosts all nodes; `runtime.process` is the same for one of several processes. The
+command line, the API and the grids all come through here.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def run_simulated(request: RunRequest, hooks: Hooks = NO_HOOKS) -> Outcome:
 def newest_checkpoint(run: Run) -> Checkpoint | None:
     """Return the newest checkpoint that all processes of the run have complete."""
     assert run.checkpoints is not None
-    previous, now = previous_processes(run.checkpoints.path), run.checkpoints.num_parts
+    previous, now = previous_processes(run.checkpoints.path), run.checkpoints.world_size
     if previous and now not in previous:
         number = max(previous)
         alone = "dpcsgp run --resume"

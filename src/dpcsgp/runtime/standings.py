@@ -25,6 +25,7 @@ class Publisher:
     def __call__(self, progress: Progress) -> bool:
         """Publish after a step, unless it is too soon; say whether it was done."""
         schedule, polished = self._run.schedule, progress.rounds_polished
+        # The last standing is always told: it is what the last line shows.
         last = progress.state.step == schedule.steps and polished == schedule.polish_rounds
         if time.monotonic() < self._next and not last:
             return False
@@ -48,6 +49,7 @@ def standing_of_all(board: Board, world_size: int, config: Config) -> Standing |
     facts: list[dict[str, Any]] = [note.value for note in notes if note]
     if len(facts) < world_size:
         return None
+    # The score is over all nodes, everything else is the slowest process's.
     slowest = min(facts, key=lambda fact: fact["step"] + fact["polished"])
     values = [value for fact in facts for value in fact["values"]]
     return Standing(

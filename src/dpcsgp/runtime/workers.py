@@ -26,6 +26,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def die_with(parent: int) -> None:
     """Make the operating system kill this process when the one with this number has gone."""
+    # Linux does it by itself; elsewhere a thread asks twice a second.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     else:
@@ -48,6 +49,7 @@ def die_with_agent() -> None:
 
 def cores_per_process(processes: int) -> int:
     """Return how many threads each of several processes here may use: together all cores."""
+    # In a container fewer cores may be allowed than there are.
     on_linux = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
     return max(1, cores // processes)
@@ -59,9 +61,8 @@ class Worker:
 
     def __init__(self, rank: int, process: Any, stderr: Path) -> None:
         self.rank, self._process, self._stderr = rank, process, stderr
-        self.code: int | None = (
-            None  # exit code, None while it runs; minus the signal that ended it
-        )
+        # Exit code, None while it runs; minus the signal that ended it.
+        self.code: int | None = None
         self.ended_at = 0.0
 
     @property
@@ -83,6 +84,7 @@ class Worker:
     def last_words(self) -> str:
         """Return what it said about its end, on one line."""
         text = self._stderr.read_text(errors="replace") if self._stderr.exists() else ""
+        # Its own error line, else the signal that ended it, else whatever it wrote last.
         _, found, message = text.rpartition("error: ")
         if found:
             return " ".join(message.split())
@@ -100,6 +102,7 @@ def fork_server(module: str, environment: Mapping[str, str]) -> Iterator[None]:
         environment: variables that must be there before it is imported.
     """
     multiprocessing.set_forkserver_preload([module])
+    # The server takes over the environment as it is when it starts; afterwards it is put back.
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
@@ -133,6 +136,7 @@ def started(
     try:
         for rank, environment in enumerate(environments):
             stderr = folder / f"rank-{rank}"
+            # A worker that finds this name leaves the reporting to the launcher.
             own = {**environment, PARENT: str(os.getpid())}
             process = context.Process(
                 target=_work, args=(target, tuple(arguments), own, str(stderr)), daemon=True
@@ -144,6 +148,7 @@ def started(
         for worker in workers:
             worker.send(signal.SIGKILL)
         for worker in workers:
+            # Killed, they end at once: ten seconds are for a busy machine.
             worker._process.join(10)
 
 
@@ -161,6 +166,7 @@ def _work(
     _redirect(stderr)
     code = 1
     try:
+        # Whatever happens becomes an exit code: nothing returns into the fork server.
         code = target(*arguments)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -80,7 +80,11 @@ def _channel_norm(
     # a few rows at a time: the normalised values are computed again and stay in cache
     for rows in slices(len(activations), activations[0].numel(), CACHED_FLOATS):
         part = backprops[rows].reshape(-1, channels, activations[0, 0].numel())
-        normal = F.group_norm(activations[rows], groups, eps=layer.eps).reshape(part.shape)  # pyright: ignore[reportArgumentType]
+        normal = F.group_norm(
+            activations[rows],
+            groups,
+            eps=layer.eps,  # pyright: ignore[reportArgumentType]
+        ).reshape(part.shape)
         scale[rows], shift[rows] = (part * normal).sum(dim=2), part.sum(dim=2)
     return _affine_samples(
         layer, scale.view(num_examples, -1, channels), shift.view(num_examples, -1, channels)
@@ -117,7 +121,9 @@ def _position_norm(
     layer: nn.Module, normal: Tensor, backprops: Tensor, num_examples: int
 ) -> Samples:
     """Layer and root-mean-square normalisation: one scale per coordinate for all positions."""
-    width = torch.Size(layer.normalized_shape).numel()  # pyright: ignore[reportArgumentType, reportCallIssue]
+    width = torch.Size(
+        layer.normalized_shape  # pyright: ignore[reportArgumentType, reportCallIssue]
+    ).numel()
     scale, shift = (
         part.reshape(num_examples, -1, width) for part in (normal * backprops, backprops)
     )
