@@ -92,14 +92,16 @@ def test_every_node_gets_the_clipped_mean_of_its_own_examples(tmp_path: Path) ->
         torch.testing.assert_close(step()[row], clip_and_sum(own, 0.5) / size)
 
 
-def test_a_release_is_spent_and_recorded_before_anything_is_computed(tmp_path: Path) -> None:
+def test_a_release_is_spent_and_recorded_before_anything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step, seen = Step(tmp_path, noise=1.0, budget=7), []
 
     def engine_sum(*arguments: Any) -> Tensor:
         seen.append((step.counts(), list(step.gradients.budget.remaining)))
         raise RuntimeError
 
-    step.examples = engine_sum
+    monkeypatch.setattr(step, "examples", engine_sum)
     with pytest.raises(PrivateStepError):
         step()
     assert seen == [([1, 1, 1], [6, 6, 6])]
