@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpcsgp.runtime.requests import BuiltinRequest
-from dpcsgp.runtime.session import run_simulated
+from dpcsgp.runtime.session import Hooks, run_simulated
 
 DEMO = Path(__file__).parents[1] / "configs" / "demo.toml"
 
@@ -19,7 +19,8 @@ DEMO = Path(__file__).parents[1] / "configs" / "demo.toml"
 def test_the_demo_reaches_its_numbers(tmp_path: Path) -> None:
     # Seeded, so that a test does not fail by chance once in a while; the demo itself is not.
     settings = ("privacy.seed=1", "run.evaluate_every=0")
-    summary = run_simulated(BuiltinRequest(DEMO, settings, tmp_path / "run")).summary
+    request = BuiltinRequest(DEMO, settings, tmp_path / "run")
+    summary = run_simulated(request, Hooks(write_page=True)).summary
     assert summary["accuracy_node_mean"] >= 0.887
     assert summary["accuracy_node_min"] >= 0.88
     assert summary["epsilon"] <= 0.5 and summary["delta"] == 1e-4
