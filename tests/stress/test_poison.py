@@ -126,4 +126,4 @@ def test_a_poisoned_example_is_as_if_absent(
         for name in ("poisoned", "absent")
     ]
     assert ledgers[0] == ledgers[1]
-    assert poisoned.ledger.releases(2) == absent.ledger.releases(2)
+    assert poisoned.gradients.ledger.releases(2) == absent.gradients.ledger.releases(2)
