@@ -115,3 +115,43 @@ def test_what_fails_on_blank_rows_fails_in_public() -> None:
     engine = clipping_engine(Broken(), squared)
     with pytest.raises(RuntimeError, match="no kernel"):
         picky_sum(engine, torch.randn(48, 4), torch.randn(48), torch.ones(48, dtype=torch.bool))
+
+
+class Rows:
+    """Examples of two nodes, all with gradient one; each node holds one less than it declares."""
+
+    held_examples = (99, 299)
+
+    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ones(*indices_NE.shape, 1), torch.zeros(indices_NE.shape)
+
+    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(count, 1), torch.zeros(count)
+
+
+def test_no_drawn_example_is_lost_where_nodes_of_several_shapes_draw_many(tmp_path: Path) -> None:
+    """An example that is declared but not held takes a place too: it must not push others out."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False))
+    mechanism = GaussianMechanism(1.0, (0.0, 0.0), (8, 40), (100, 300))
+    random, held = PrivateRandomness.seeded(0, (0, 1)), torch.tensor(Rows.held_examples)[:, None]
+    gradients = PrivateGradients(
+        source=Rows(),
+        engine=clipping_engine(module, lambda outputs, targets: outputs[:, 0]),
+        mechanism=mechanism,
+        budget=Budget.unlimited((0, 1)),
+        ledger=LedgerBook(tmp_path, (0, 1), "run"),
+        random=random,
+        nodes=(0, 1),
+    )
+    places, overflowing = mechanism.shapes[0].places, 0
+    assert len(mechanism.rows_of_same_shape()) == 2
+    for step in range(20_000):
+        indices_NE, drawn_NE = mechanism.draw(step, random, [True, True])
+        present_NE = drawn_NE & (indices_NE < held)
+        count, kept = int(drawn_NE[0].sum()), int(present_NE[0].sum())
+        if not count > places >= kept:
+            continue
+        overflowing += 1
+        sums_N = gradients(torch.ones(2, 1), step)[:, 0] * torch.tensor([8.0, 40.0])
+        assert sums_N.tolist() == pytest.approx(present_NE.sum(1).tolist(), rel=1e-6)
+    assert overflowing >= 2  # such draws occurred

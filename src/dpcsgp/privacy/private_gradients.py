@@ -151,6 +151,7 @@ class PrivateGradients:
         """Fetch the drawn examples and sum their clipped gradients: (N, D), in double if needed."""
         try:
             # Places past what a node really holds are blanks: the declared number alone is public.
+            drawn_N = present_NE.sum(1)
             held_N1 = torch.tensor(self.source.held_examples)[:, None]
             present_NE = present_NE & (indices_NE < held_N1)
             inputs, targets = self.source.examples(indices_NE)
@@ -160,16 +161,21 @@ class PrivateGradients:
             # memory.
             model_ND, present_NE = model_ND.to(inputs.device), present_NE.to(inputs.device)
             with torch_secrets(self.random, step):
-                return self._sum_by_shape(model_ND, inputs, targets, present_NE).cpu()
+                return self._sum_by_shape(model_ND, inputs, targets, present_NE, drawn_N).cpu()
         except Exception as error:  # its text may quote an example, and all processes would hear it
             raise PrivateStepError(
                 f"the private gradients of step {step} could not be computed "
-                f"({type(error).__name__}), on blank rows neither; "
+                f"({type(error).__name__}); "
                 "the reason is shown only on the machine that holds the data"
             ) from error
 
     def _sum_by_shape(
-        self, model_ND: Tensor, inputs: Tensor, targets: Tensor, present_NE: Tensor
+        self,
+        model_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NE: Tensor,
+        drawn_N: Tensor,
     ) -> Tensor:
         """Sum the nodes of each shape in their own passes: small ones are not padded to large."""
         clip_norm, groups = self.mechanism.clip_norm, self.mechanism.rows_of_same_shape()
@@ -178,11 +184,13 @@ class PrivateGradients:
             return self.engine.clipped_sum(model_ND, inputs, targets, present_NE, clip_norm, shape)
         sum_ND = torch.empty_like(model_ND, dtype=torch.float64)
         for shape, rows in groups.items():
-            width = shape.width(int(present_NE[rows].sum(1).max()))
-            drawn = [part[rows, :width] for part in (inputs, targets)]
+            # Cut off only places that no drawn example took, held or not: counting those that are
+            # present would lose the last ones where blanks lie between them.
+            width = shape.width(int(drawn_N[rows].max()))
+            examples, labels = inputs[rows, :width], targets[rows, :width]
             present = present_NE[rows, :width]
             sums = self.engine.clipped_sum(
-                model_ND[rows], drawn[0], drawn[1], present, clip_norm, shape
+                model_ND[rows], examples, labels, present, clip_norm, shape
             )
             sum_ND[rows] = sums.double()
         return sum_ND
