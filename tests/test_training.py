@@ -148,6 +148,23 @@ def test_a_seeded_run_resumed_anywhere_ends_bit_identical(tmp_path: Path, stop_a
     assert run.network.traffic.bytes_per_edge == run.algorithm.wire_bytes(run.anchor_D.numel(), 15)
 
 
+def test_an_error_while_polishing_leaves_the_last_step_to_resume_from(tmp_path: Path) -> None:
+    settings = ("privacy.seed=5", "algorithm.average_last=4", "algorithm.polish_rounds=3")
+    complete = training.train(prepare(tmp_path / "complete", *settings)[0])
+    run, _, _ = prepare(tmp_path / "cut", *settings)
+
+    def fail(progress: training.Progress) -> None:
+        if progress.rounds_polished == 2:
+            raise ValueError("a mistake in a callback")
+
+    with pytest.raises(ValueError, match="a mistake"):
+        training.train(run, watch=fail)
+    run.gradients.ledger.close()
+    _, resumed = resume(tmp_path / "cut")
+    assert torch.equal(resumed.state.x_ND, complete.state.x_ND)
+    assert resumed.rounds_polished == 3
+
+
 class PowerCut(BaseException):
     """Ends everything at once: unlike a mistake in a callback, nothing can be saved any more."""
 

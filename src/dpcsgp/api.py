@@ -210,8 +210,9 @@ def _run(request: PreparedRequest, environment: ProcessEnvironment | None, hooks
     """Train in this process alone, or with the others that torchrun started."""
     if environment is not None:
         attempt = environment.attempt + 10**6 * next(_starts)
-        return run_process(request, replace(environment, attempt=attempt), hooks)
-    outcome = run_simulated(request, hooks)
+        outcome = run_process(request, replace(environment, attempt=attempt), hooks)
+    else:
+        outcome = run_simulated(request, hooks)
     if outcome.stop_asked:
         raise KeyboardInterrupt(f"stopped; continue with out={str(outcome.folder)!r}, resume=True")
     return outcome

@@ -101,6 +101,7 @@ class Progress:
     velocity_ND: Tensor | None
     tail_ND: Tensor | None = None  # running mean of the last steps' models, if asked for
     rounds_polished: int = 0
+    steps_saved: bool = False  # the state after the last step is on disk
     seconds: float = 0.0
     ending: Ending = Ending.COMPLETED
     detail: str = ""
@@ -155,6 +156,7 @@ def train(
             watch(progress)
         if run.checkpoints:
             save_checkpoint(run, progress)
+            progress.steps_saved = True
         # A run that was interrupted goes on later; all others are brought to their end.
         if progress.ending is not Ending.INTERRUPTED:
             _take_average(run, progress)
@@ -179,7 +181,8 @@ def _rescue(run: Run, progress: Progress) -> None:
     With several processes there is nothing to keep: the others are at other steps, and the last
     common one is on disk.
     """
-    if run.checkpoints and run.hosts_all and progress.state.step > 0:
+    # Once the last step is saved, polishing must not replace it: a resume polishes anew.
+    if run.checkpoints and run.hosts_all and progress.state.step > 0 and not progress.steps_saved:
         with suppress(Exception):  # what failed first is what has to be told
             save_checkpoint(run, progress)
 
