@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
@@ -201,6 +202,8 @@ def _work(
         code = target(*arguments)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:
+        traceback.print_exc()  # its last line is what the launcher shows
     finally:
         sys.stderr.flush()
         os._exit(code)  # torch's threads are not waited for
