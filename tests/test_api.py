@@ -603,3 +603,18 @@ def test_a_node_may_hold_fewer_examples_than_it_declares(tmp_path: Path) -> None
         for ledger in read_ledgers(tmp_path / "run")
     }
     assert rates == {0: {20 / 40}, 1: {20 / 30}, 2: {20 / 25}}
+
+
+def test_a_model_that_fails_the_row_check_leaves_its_ledgers_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise ModelError("rows depend on each other")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dpcsgp.privacy.private_gradients.engine_with_equal_rows", refuse)
+        # The caught error holds every frame, as a notebook does.
+        with pytest.raises(ModelError, match="rows depend") as caught:
+            fit(tmp_path / "run")
+    assert fit(tmp_path / "run", resume=True).summary["stopped_because"] == "completed"
+    assert caught.value.__traceback__ is not None

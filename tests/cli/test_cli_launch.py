@@ -47,9 +47,15 @@ def settings(*values: str) -> list[str]:
     return [word for value in values for word in ("--set", value)]
 
 
-def start(*words: str) -> subprocess.Popen[str]:
+def start(*words: str, own_group: bool = False) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "dpcsgp", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=own_group,
+    )
 
 
 def finish(process: subprocess.Popen[str], code: int, seconds: float = 240) -> str:
@@ -177,6 +183,39 @@ def test_a_run_that_is_interrupted_and_killed_ends_like_one_that_was_not(tmp_pat
         )
     refused = finish(start("run", "--resume", "--out", str(out)), 2)
     assert "made by 3 processes" in refused and "dpcsgp launch --resume --processes 3" in refused
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_finishes_the_step(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    out, words = tmp_path / "run", settings(*LONG, "algorithm.steps=5000")
+    launcher = start("launch", *words, "--out", str(out), own_group=True)
+    wait_for(lambda: releases(out) > 10)
+    os.killpg(launcher.pid, number)
+    assert "interrupted at step" in finish(launcher, 130)
+
+
+def test_ctrl_c_while_the_fork_server_imports_leaves_no_traceback(tmp_path: Path) -> None:
+    words = settings(*LONG, "algorithm.steps=5000")
+    launcher = start("launch", *words, "--out", str(tmp_path / "run"), own_group=True)
+    wait_for(lambda: len(children_of(launcher.pid)) >= 2)  # resource tracker and fork server
+    os.killpg(launcher.pid, signal.SIGINT)
+    assert "Traceback" not in finish(launcher, 130)
+
+
+def test_a_script_without_a_guard_can_launch(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from dpcsgp.runtime.launch import launch_run\n"
+        "from dpcsgp.runtime.requests import BuiltinRequest\n"
+        f"settings = {(*LONG, 'algorithm.steps=3')!r}\n"
+        f"request = BuiltinRequest(None, settings, Path({str(tmp_path / 'run')!r}))\n"
+        "print(launch_run(request)['stopped_because'])\n"
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert ended.stdout == "completed\n", ended.stderr
 
 
 def test_a_stopped_worker_ends_the_run_and_is_not_left_behind(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def build_run(
     alone = world_size == 1
     return Run(
         task=task,
-        gradients=_private_gradients(design, task, network.nodes, folder).checked(design.anchor_D),
+        gradients=_checked_gradients(design, task, network.nodes, folder),
         algorithm=design.algorithm,
         polish=design.polish,
         network=network,
@@ -76,6 +76,18 @@ def build_run(
         hosts_all=alone,
         on_row=on_row,
     )
+
+
+def _checked_gradients(
+    design: RunDesign, task: Task, nodes: Sequence[int], folder: ResultsFolder
+) -> PrivateGradients:
+    """Return the private step with its row check behind it."""
+    gradients = _private_gradients(design, task, nodes, folder)
+    try:
+        return gradients.checked(design.anchor_D)
+    except BaseException:
+        gradients.ledger.close()  # so that this very process can try again
+        raise
 
 
 def _private_gradients(

@@ -14,14 +14,17 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from multiprocessing import forkserver
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, final
 
 PARENT: Final = "DPCSGP_PARENT"  # number of the launcher, in the environment of its workers
 _PR_SET_PDEATHSIG: Final = 1
+_STOPPING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def die_with(parent: int) -> None:
@@ -79,7 +82,8 @@ class Worker:
         """Send a signal if it still runs."""
         self.look()
         if self.code is None:
-            os.kill(self._process.pid, number)
+            with suppress(ProcessLookupError):  # it ended just now
+                os.kill(self._process.pid, number)
 
     def last_words(self) -> str:
         """Return what it said about its end, on one line."""
@@ -106,7 +110,8 @@ def fork_server(module: str, environment: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
-        forkserver.ensure_running()  # it imports while this process goes on
+        with _signals_held_back():
+            forkserver.ensure_running()  # it imports while this process goes on
         yield
     finally:
         for name, value in before.items():
@@ -114,6 +119,31 @@ def fork_server(module: str, environment: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Hold back what stops a process: a fork server started inside never hears of it.
+
+    Ctrl-C and SIGTERM often go to the whole process group. A server that ends takes the workers
+    with it, in the middle of a step.
+    """
+    resource_tracker.ensure_running()  # starting it lets the signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Keep new workers from running the caller's script again: it may have no `__main__` guard."""
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 @contextmanager
@@ -141,7 +171,8 @@ def started(
             process = context.Process(
                 target=_work, args=(target, tuple(arguments), own, str(stderr)), daemon=True
             )
-            process.start()
+            with _signals_held_back(), _main_hidden():
+                process.start()
             workers.append(Worker(rank, process, stderr))
         yield workers
     finally:
@@ -166,10 +197,13 @@ def _work(
     _redirect(stderr)
     code = 1
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING_SIGNALS)  # held back by the server
         # Whatever happens becomes an exit code: nothing returns into the fork server.
         code = target(*arguments)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception:
+        traceback.print_exc()  # its last line is what the launcher shows
     finally:
         sys.stderr.flush()
         os._exit(code)  # torch's threads are not waited for
