@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -222,27 +222,27 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
         checkpoints_to_keep=pace.checkpoints_to_keep(config.run.checkpoint_every),
         on_row=hooks.on_start(folder.path),
     )
-    checkpoint = newest_checkpoint(run) if request.resume else None
-    # Nobody starts before all are ready: reading a checkpoint may take long on one machine.
-    network.gather_values("ready", True, START_SECONDS)
-    states = StateFiles.of(folder.path, rank, world_size, design)
-    # The state of step 0, for the average model of the first row.
-    if checkpoint is None:
-        start_ND = run.anchor_D.expand(len(network.nodes), -1)
-        states.keep(0, run.algorithm.init(start_ND, run.anchor_D))
-    progress, stop_asked = _train(context, run, pace, states, checkpoint, reporter, hooks)
-    # Everybody tells its rows and its part of the summary; one of those who share a folder merges.
-    part = write_part(design, run, progress, states)
-    part["bytes_between_processes"] = network.bytes_to_processes
-    parts = network.gather_values("results", part)
-    sharers = shared.ranks
-    if rank == sharers[0]:
-        summary = merge_parts(folder, run, progress, parts, states, sharers)
-    else:
-        summary = merge_summaries(parts, merge_rows([part["rows"][-1] for part in parts]))
-    network.gather_values("merged", True)
-    shared.leave()
-    run.gradients.ledger.close()
+    with closing(run.gradients.ledger):  # whatever happens, this process can resume
+        checkpoint = newest_checkpoint(run) if request.resume else None
+        # Nobody starts before all are ready: reading a checkpoint may take long on one machine.
+        network.gather_values("ready", True, START_SECONDS)
+        states = StateFiles.of(folder.path, rank, world_size, design)
+        # The state of step 0, for the average model of the first row.
+        if checkpoint is None:
+            start_ND = run.anchor_D.expand(len(network.nodes), -1)
+            states.keep(0, run.algorithm.init(start_ND, run.anchor_D))
+        progress, stop_asked = _train(context, run, pace, states, checkpoint, reporter, hooks)
+        # Everybody tells its rows and its part of the summary; one of those who share a folder merges.
+        part = write_part(design, run, progress, states)
+        part["bytes_between_processes"] = network.bytes_to_processes
+        parts = network.gather_values("results", part)
+        sharers = shared.ranks
+        if rank == sharers[0]:
+            summary = merge_parts(folder, run, progress, parts, states, sharers)
+        else:
+            summary = merge_summaries(parts, merge_rows([part["rows"][-1] for part in parts]))
+        network.gather_values("merged", True)
+        shared.leave()
     writes_page = hooks.write_page and not launched and rank == sharers[0]
     page = write_page(folder.path) if writes_page else None
     reporter.outcome(summary, folder.path, page)

@@ -24,6 +24,7 @@ from typing import Any, Final, final
 
 PARENT: Final = "DPCSGP_PARENT"  # number of the launcher, in the environment of its workers
 _PR_SET_PDEATHSIG: Final = 1
+_LOST: Final = 255  # what multiprocessing says of workers whose fork server has gone
 _STOPPING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -94,6 +95,8 @@ class Worker:
             return " ".join(message.split())
         if self.code is not None and self.code < 0:
             return f"ended by {signal.Signals(-self.code).name}"
+        if self.code == _LOST and not text:
+            return "ended together with the fork server"
         return (text.strip().splitlines() or ["no message"])[-1]
 
 
