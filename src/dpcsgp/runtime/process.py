@@ -232,7 +232,7 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
             start_ND = run.anchor_D.expand(len(network.nodes), -1)
             states.keep(0, run.algorithm.init(start_ND, run.anchor_D))
         progress, stop_asked = _train(context, run, pace, states, checkpoint, reporter, hooks)
-        # Everybody tells its rows and its part of the summary; one of those who share a folder merges.
+        # Everybody tells its rows and its part of the summary; one per shared folder merges.
         part = write_part(design, run, progress, states)
         part["bytes_between_processes"] = network.bytes_to_processes
         parts = network.gather_values("results", part)
