@@ -20,7 +20,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Final, final
 
-PARENT: Final = "DPCSGP_PARENT"  # number of the launcher, in the environment of its workers
+PARENT: Final = "DPCSGP_PARENT"  # a flag in the environment of a launcher's workers
 _PR_SET_PDEATHSIG: Final = 1
 
 
