@@ -31,7 +31,8 @@ def evaluation_row(run: Run, state: Any, seconds: float, final: bool) -> dict[st
         final: whether this is the last row.
 
     Returns:
-        Names to numbers, or to lists with one number per evaluated node (`*_nodes`).
+        Names to numbers, or to lists (`*_nodes`) with one number per evaluated node; those of bytes
+        and eps (`RESERVED_KEYS`) have one per hosted node.
     """
     models_ND = run.algorithm.model(state)
     num_nodes = models_ND.shape[0]
@@ -72,9 +73,9 @@ def average_scores(run: Run, state: Any) -> dict[str, float]:
 
 
 def warn_if_residual_grows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Warn when the residual rose at all of the last evaluations and has doubled.
+    """Warn when the residual ratio rose at all of the last evaluations and has doubled.
 
-    The residual is |x - x_hat| / |x|; the compressors top and sign have no radius to trust.
+    The ratio is |x - x_hat| / |x|. Needed for top and sign, for which no radius is known.
     """
     ratios = [row["residual_ratio"] for row in rows if "residual_ratio" in row]
     ratios = ratios[-WATCHED_EVALUATIONS:]

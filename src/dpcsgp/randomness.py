@@ -1,4 +1,4 @@
-"""The only place where random bytes are made.
+"""The only place for random streams that enter training.
 
 Two kinds of randomness never touch each other:
 

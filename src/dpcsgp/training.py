@@ -1,7 +1,8 @@
 """The one loop. Read `train` from top to bottom to follow one training step.
 
 Private data are seen by `privacy.PrivateGradients` alone; what it returns is clipped, noised and
-divided by public constants, and on the ledger's disk. Everything after that is post-processing.
+divided by public constants, and its event is on the ledger's disk. Everything after that is
+post-processing.
 
 Legend: N hosted nodes, D coordinates.
 """
@@ -95,7 +96,7 @@ class Run:
 
 @dataclass
 class Progress:
-    """Where a run stands; handed to whoever watches after every step, and to `should_stop`."""
+    """Where a run stands; handed to whoever watches after every step and every polish round."""
 
     state: Any
     velocity_ND: Tensor | None
@@ -126,7 +127,10 @@ def train(
     should_stop: Callable[[int], bool] = lambda step: False,
     resume_from: Checkpoint | None = None,
 ) -> Progress:
-    """Train to the end, to a stop, or until all budgets are spent; the last state is kept always.
+    """Train to the end, to a stop, or until all budgets are spent.
+
+    The state after the last step is saved, if anything is, unless the run diverged before or one of
+    several processes failed. What polishing makes of it is not a checkpoint.
 
     Args:
         run: the parts.

@@ -36,7 +36,10 @@ from dpcsgp.randomness import PublicRandomness
 
 
 class DPCSGPState(NamedTuple):
-    """One row per hosted node; `step` counts gradients, `round` counts exchanges."""
+    """One row per hosted node, but one `anchor_D` for all.
+
+    `step` counts gradients, `round` counts exchanges.
+    """
 
     x_ND: Tensor
     x_hat_ND: Tensor
@@ -119,7 +122,7 @@ class DPCSGP(GossipSGD[DPCSGPState]):
 
 
 def build(settings: MethodSettings) -> DPCSGP:
-    """Return `dp-csgp` and `local-then-average`."""
+    """Build the method behind both names, `dp-csgp` and `local-then-average`."""
     return DPCSGP(settings.compressor, settings.learning_rate, settings.mixing_rate)
 
 

@@ -3,7 +3,7 @@
 | symbol | meaning | DP-CSGP, Algorithm 1 |
 |---|---|---|
 | `x_hat_ND` | what receivers believe x is | lines 2 and 5 |
-| `q` | compressed difference `Q(x - x_hat)`; the only thing that travels | line 2 |
+| `q` | compressed difference `Q(x - x_hat)`; travels, in one frame with y | line 2 |
 | `pull_ND` | `sum_j a_ij x_hat_j - x_hat_i`: where gossip pulls node i, `(A - I) x_hat` | line 6 |
 
 Because the weights are constant, a node needs no copy per sender: `pull` is updated by `sum_j a_ij
@@ -77,7 +77,7 @@ def add_rows(onto_ND: Tensor, values_ND: Tensor, factor: float) -> Tensor:
 def residual_ratio(x_ND: Tensor, x_hat_ND: Tensor) -> float:
     """Return the mean over nodes of |x - x_hat| / |x|.
 
-    It says how far what others believe lags behind, after the noise.
+    It says how far what others believe lags behind.
     """
     # At the start x is zero: the bound keeps 0 / 0 away.
     ratios_N = (x_ND - x_hat_ND).norm(dim=1) / x_ND.norm(dim=1).clamp_min(1e-30)

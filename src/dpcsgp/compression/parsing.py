@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, NamedTuple
 
 from dpcsgp.compression.base import Compressor
 from dpcsgp.compression.quantize import Sign, StochasticQuantizer
@@ -12,17 +12,41 @@ from dpcsgp.compression.rotate import RotatedQuantizer
 from dpcsgp.compression.sparsify import Identity, RandK, TopK
 from dpcsgp.errors import ConfigError
 
-# name -> (form, example)
-_FORMS = {
-    "none": ("none", "none"),
-    "rand": ("rand:FRACTION", "rand:0.5"),
-    "gsgd": ("gsgd:BITS or gsgd:BITS/BUCKET", "gsgd:4/64"),
-    "top": ("top:FRACTION", "top:0.01"),
-    "sign": ("sign or sign:BUCKET", "sign:512"),
-    "rot": ("rot:BITS", "rot:1"),
-}
 
-_Number = TypeVar("_Number", int, float)
+class _Form(NamedTuple):
+    """How a compressor is spelled, and how it is made."""
+
+    text: str
+    example: str
+    make: Callable[..., Compressor]
+    read: Callable[[str], tuple[float, ...]] | None = None  # what follows the colon; None: nothing
+    alone: bool = False  # the name without a colon is allowed: `make()`
+
+
+def _whole(text: str) -> tuple[int]:
+    return (int(text),)
+
+
+def _fraction(text: str) -> tuple[float]:
+    return (float(text),)
+
+
+def _bits_and_bucket(text: str) -> tuple[int, ...]:
+    bits, slash, bucket = text.partition("/")
+    return (int(bits), int(bucket)) if slash else (int(bits),)
+
+
+# All that is known of a name: a new compressor is one more row.
+_FORMS: Final = {
+    "none": _Form("none", "none", Identity, alone=True),
+    "rand": _Form("rand:FRACTION", "rand:0.5", RandK, _fraction),
+    "gsgd": _Form(
+        "gsgd:BITS or gsgd:BITS/BUCKET", "gsgd:4/64", StochasticQuantizer, _bits_and_bucket
+    ),
+    "top": _Form("top:FRACTION", "top:0.01", TopK, _fraction),
+    "sign": _Form("sign or sign:BUCKET", "sign:512", Sign, _whole, alone=True),
+    "rot": _Form("rot:BITS", "rot:1", RotatedQuantizer, _whole),
+}
 
 
 def parse_compressor(spec: str) -> Compressor:
@@ -52,37 +76,24 @@ def parse_compressor(spec: str) -> Compressor:
         raise ConfigError(
             f"compression.spec = {spec!r}: unknown compressor {name!r}; {_suggestion(name)}"
         )
-    # Names that may stand alone, then names with an argument.
-    if name in ("none", "sign") and not colon:
-        return Identity() if name == "none" else Sign()
-    if name == "sign":
-        return Sign(_number(int, argument, spec, name))
-    if name == "gsgd":
-        bits, slash, bucket = argument.partition("/")
-        return StochasticQuantizer(
-            _number(int, bits, spec, name), _number(int, bucket, spec, name) if slash else None
-        )
-    if name == "rot":
-        return RotatedQuantizer(_number(int, argument, spec, name))
-    if name == "none":
-        raise _malformed(spec, name)
-    return (RandK if name == "rand" else TopK)(_number(float, argument, spec, name))
-
-
-def _number(kind: Callable[[str], _Number], text: str, spec: str, name: str) -> _Number:
+    form = _FORMS[name]
+    if form.alone and not colon:
+        return form.make()
+    malformed = ConfigError(
+        f"compression.spec = {spec!r}: expected {form.text}; try {form.example!r}"
+    )
+    if form.read is None:
+        raise malformed
+    # Only what cannot be read is malformed; a number out of range is refused by its compressor.
     try:
-        return kind(text)
+        values = form.read(argument)
     except ValueError:
-        raise _malformed(spec, name) from None
-
-
-def _malformed(spec: str, name: str) -> ConfigError:
-    form, example = _FORMS[name]
-    return ConfigError(f"compression.spec = {spec!r}: expected {form}; try {example!r}")
+        raise malformed from None
+    return form.make(*values)
 
 
 def _suggestion(name: str) -> str:
     nearest = difflib.get_close_matches(name.lower(), _FORMS, n=1)
     if nearest:
-        return f"did you mean {_FORMS[nearest[0]][1]!r}?"
-    return "known: " + ", ".join(example for _, example in _FORMS.values())
+        return f"did you mean {_FORMS[nearest[0]].example!r}?"
+    return "known: " + ", ".join(form.example for form in _FORMS.values())

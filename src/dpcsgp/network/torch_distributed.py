@@ -172,7 +172,7 @@ class TorchDistributed(Mixer):
 
     Args:
         topology: the graph, the same on all ranks.
-        place: rank and world size of this process.
+        environment: rank and world size of this process.
         store: key-value store of the run.
         health: heartbeats, and a limit on every wait.
         key: key of this start for tags on frames; None: checksums.
@@ -182,17 +182,17 @@ class TorchDistributed(Mixer):
     def __init__(
         self,
         topology: Topology,
-        place: ProcessEnvironment,
+        environment: ProcessEnvironment,
         store: dist.Store,
         health: Health,
         key: bytes | None = None,
         backend: str = "gloo",
     ) -> None:
-        hosting = nodes_of_ranks(topology.num_nodes, place.world_size)
-        super().__init__(topology, hosting[place.rank])
+        hosting = nodes_of_ranks(topology.num_nodes, environment.world_size)
+        super().__init__(topology, hosting[environment.rank])
         self.topology, self.key = topology, key
-        self._place, self._store, self._health = place, store, health
-        self._board = Board(store, place.rank, health.seal)
+        self._environment, self._store, self._health = environment, store, health
+        self._board = Board(store, environment.rank, health.seal)
         self._device = _device(backend)
         rank_of = {node: rank for rank, nodes in enumerate(hosting) for node in nodes}
         self.traffic = Traffic.of(topology, self.nodes)
@@ -201,13 +201,14 @@ class TorchDistributed(Mixer):
             (row, rank)
             for row, node in enumerate(self.nodes)
             for rank in sorted(
-                {rank_of[receiver] for receiver in topology.receivers_from(node)} - {place.rank}
+                {rank_of[receiver] for receiver in topology.receivers_from(node)}
+                - {environment.rank}
             )
         ]
         self._receives = [
             (row, rank_of[sender])
             for row, sender in enumerate(self.senders)
-            if rank_of[sender] != place.rank
+            if rank_of[sender] != environment.rank
         ]
         self._join_group(backend)
 
@@ -250,13 +251,13 @@ class TorchDistributed(Mixer):
 
     def gather_values(self, name: str, value: Any, seconds: float | None = None) -> list[Any]:
         """All-gather a small JSON value through the store, by rank; at most `seconds`."""
-        own = self._place.rank
+        own = self._environment.rank
         with self._health.limit(seconds) as deadline:
             try:
                 self._board.put(f"agree/{name}/{own}", value)
                 values = [
                     value if rank == own else self._await(name, value, rank, deadline)
-                    for rank in range(self._place.world_size)
+                    for rank in range(self._environment.world_size)
                 ]
                 return json.loads(json.dumps(values))  # the own value as the others see it
             except RuntimeError as error:
@@ -302,18 +303,18 @@ class TorchDistributed(Mixer):
                 dist.init_process_group(
                     backend,
                     store=dist.PrefixStore("group", self._store),
-                    rank=self._place.rank,
-                    world_size=self._place.world_size,
+                    rank=self._environment.rank,
+                    world_size=self._environment.world_size,
                     timeout=timedelta(seconds=0.6 * self._health.timeout),
                 )
             except RuntimeError as error:
                 self._health.raise_if_failed()
                 raise SilentPeerError(
-                    f"rank {self._place.rank} cannot connect to the other processes: "
+                    f"rank {self._environment.rank} cannot connect to the other processes: "
                     f"{str(error).splitlines()[0]}; set GLOO_SOCKET_IFNAME to the network "
                     "interface that reaches the other machines"
                 ) from error
-        rank, world_size = self._place.rank, self._place.world_size
+        rank, world_size = self._environment.rank, self._environment.world_size
         _LOG.info("rank %d of %d: connected over %s", rank, world_size, backend)
 
 

@@ -28,7 +28,10 @@ class Budget:
         return left is None or left > 0
 
     def spend(self, row: int) -> None:
-        """Count one release, or refuse it."""
+        """Count one release.
+
+        The refusal is a guard: whoever spends asks `allows` first.
+        """
         left = self.remaining[row]
         if left is None:
             return

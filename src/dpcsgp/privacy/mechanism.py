@@ -1,7 +1,8 @@
-"""Sample, clip, add noise, divide by public constants: one object that also states the cost.
+"""Draw, add noise, divide by public constants: one object that also states the cost.
 
-A release is `(clipped sum over a random batch + noise) / expected batch size`. The drawn batch, its
-size, the raw gradients and the clipped sum never leave `privacy/`.
+A release is `(clipped sum over a random batch + noise) / expected batch size`. The mechanism holds
+the clip norm; an engine clips to it and sums, through a callback. The drawn batch, its size, the
+raw gradients and the clipped sum never leave `privacy/` and what it calls.
 
 Which places the drawn examples take is random, and how many places there are is public (see
 `passes`).
@@ -87,7 +88,7 @@ class GaussianMechanism:
         )
 
     def rows_of_same_shape(self) -> dict[PassShape, list[int]]:
-        """Return the nodes that share passes."""
+        """Return shape -> rows of the nodes that share passes."""
         groups: dict[PassShape, list[int]] = {}
         for row, shape in enumerate(self.shapes):
             groups.setdefault(shape, []).append(row)
@@ -125,7 +126,7 @@ class GaussianMechanism:
     def draw(
         self, step: int, random: PrivateRandomness, active: Sequence[bool]
     ) -> tuple[Tensor, Tensor]:
-        """Draw each active node's batch: example numbers (N, E) in random places, and which are."""
+        """Draw each active node's batch: example numbers (N, E), and which places are taken."""
         drawn = [
             self._draw_row(step, random, row) if is_active else np.zeros(0, dtype=np.int64)
             for row, is_active in enumerate(active)
@@ -137,8 +138,9 @@ class GaussianMechanism:
         present_NE = np.zeros(indices_NE.shape, dtype=bool)
         for row, indices in enumerate(drawn):
             count = len(indices)
-            # In random places: by law, one example less is then one hole more (see `passes`).
+            # Random places, or a random order side by side (see `passes`).
             if self.shapes[row].fixed:
+                # In distribution, one example less is then one hole more.
                 places = _random_order(widths[row], step, random, row)[:count]
             else:
                 places, indices = np.arange(count), indices[_random_order(count, step, random, row)]

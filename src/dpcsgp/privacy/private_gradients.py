@@ -58,7 +58,7 @@ class Augment(Protocol):
 class PrivateGradients:
     """Private gradients of the hosted nodes.
 
-    A release is on the ledger's disk before it is computed.
+    The event of a release is on the ledger's disk before the release is computed.
 
     Attributes:
         source: the nodes' examples; nobody else asks for them.
@@ -96,7 +96,7 @@ class PrivateGradients:
             ModelError: where even one row at a time does not repeat itself bit for bit.
         """
         if not isinstance(self.engine, CheckedEngine) or not any(self.mechanism.num_examples):
-            return self  # nothing to release, or an engine that an audit broke on purpose
+            return self  # an engine that an audit broke on purpose, or nothing to release
 
         def nodes_by_shape(fixed: bool) -> dict[PassShape, int]:
             groups = replace(self.mechanism, fixed_places=fixed).rows_of_same_shape()

@@ -69,7 +69,7 @@ def launch_run(
 
     Raises:
         RunFailed: if a process did not reach the end.
-        Interrupted: if the run was stopped before it could save anything.
+        Interrupted: if the run was stopped before it could save anything new.
     """
     reporter, began = reporter or Silent(), time.time()
     config = request.config()
@@ -87,7 +87,7 @@ def launch_run(
     summary_file = out / "summary.json"
     # A summary from before this start is that of the run that is resumed.
     if not summary_file.exists() or summary_file.stat().st_mtime < began:
-        raise Interrupted("stopped before the first step")
+        raise Interrupted("stopped before it could save anything new")
     summary = json.loads(summary_file.read_text())
     reporter.outcome(summary, out, write_page(out))
     return summary
@@ -112,11 +112,11 @@ def _supervise(
     # The launcher serves the store, so that it outlives every worker.
     server, world_size = serve_store(), len(hosting)
     start = os.urandom(16).hex()
-    place = ProcessEnvironment(0, world_size, "127.0.0.1", server.port, start=start)
+    environment = ProcessEnvironment(0, world_size, "127.0.0.1", server.port, start=start)
     key_file = config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
-    board = Board(place.open_store(timeout=10), LAUNCHER, Seal(key, start))
-    environments = [{**_environment(place, rank), **logs} for rank in range(world_size)]
+    board = Board(environment.open_store(timeout=10), LAUNCHER, Seal(key, start))
+    environments = [{**_environment(environment, rank), **logs} for rank in range(world_size)]
     with (
         tempfile.TemporaryDirectory() as folder,
         Signals(reporter.say) as signals,
@@ -141,7 +141,7 @@ def _supervise(
         _raise_if_failed(board, workers, hosting, signals.asked)
 
 
-def _environment(place: ProcessEnvironment, rank: int) -> Mapping[str, str]:
+def _environment(environment: ProcessEnvironment, rank: int) -> Mapping[str, str]:
     """Return what a worker reads from its environment, as torchrun would set it."""
     # The processes meet on this machine only, whatever its name resolves to.
     local = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
@@ -149,12 +149,12 @@ def _environment(place: ProcessEnvironment, rank: int) -> Mapping[str, str]:
         **{name: value for name, value in local.items() if name not in os.environ},
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_WORLD_SIZE": str(place.world_size),
-        "MASTER_ADDR": place.host,
-        "MASTER_PORT": str(place.port),
+        "WORLD_SIZE": str(environment.world_size),
+        "LOCAL_WORLD_SIZE": str(environment.world_size),
+        "MASTER_ADDR": environment.host,
+        "MASTER_PORT": str(environment.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        START: place.start,
+        START: environment.start,
     }
 
 

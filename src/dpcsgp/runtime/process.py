@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 # Processes may take this long to start, one after the other, on a busy machine.
 START_SECONDS: Final = 120.0
-# Settings that may differ between the machines of one run without changing what is computed.
+# Settings that processes need not agree on: secrets, paths, devices.
 MACHINE_SETTINGS: Final = (
     "network.key_file",
     "graph.edges_file",
@@ -97,7 +97,7 @@ def run_process(
     What ends this process is told to the others.
 
     Args:
-        request: what to train; the same in all processes but for local settings.
+        request: what to train; the same in all processes but for `MACHINE_SETTINGS`.
         environment: which process this is, and where the store is.
         hooks: what the caller adds; rank 0 reports, unless a launcher does.
         wrap: puts something around the network.
@@ -172,7 +172,7 @@ def _context(
     config: Config, environment: ProcessEnvironment, store: Any, board: Board
 ) -> ProcessContext:
     """Load the key, and start to beat and to watch the others."""
-    # The key seals every value on the board; without one all values are accepted.
+    # The key seals every value on the board; without one only form and range are checked.
     key_file = config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
     board.seal = Seal(key, environment.start)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, final
 
-PARENT: Final = "DPCSGP_PARENT"  # number of the launcher, in the environment of its workers
+PARENT: Final = "DPCSGP_PARENT"  # a flag in the environment of a launcher's workers
 _PR_SET_PDEATHSIG: Final = 1
 _LOST: Final = 255  # what multiprocessing says of workers whose fork server has gone
 _STOPPING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)

@@ -19,13 +19,16 @@ from dpcsgp.privacy.passes import PassShape
 Loss = Callable[[Any, Tensor], Tensor]  # (outputs, targets) -> one value per example
 Observer = Callable[[str, Tensor], None]  # (name, rows): sees what every row contributes
 
-NORM: Final = "the gradient's norm"  # what is shown last of every chunk
+NORM: Final = "the gradient's norm"  # what is shown last of every chunk, as squares
 
 
 @final
 @dataclass(frozen=True)
 class Pass:
-    """The examples that run together: each node's parameters, its places, and which are taken.
+    """Examples in places: each node's parameters, its places, and which are taken.
+
+    An engine is given the P places that run together. `CheckedEngine` starts with all places of a
+    batch in one record, and `places_from` cuts the passes out of it.
 
     `inputs` are (N, P, *input shape), or (N, P, M, *input shape) with M > 1 views; `targets` are
     (N, P, ...). `clip_norm` is the largest norm that an example's gradient keeps.

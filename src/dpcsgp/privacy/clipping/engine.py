@@ -11,7 +11,8 @@ The examples are computed in passes of a public shape (see `passes`): blank rows
 that no example takes.
 
 Legend: N hosted nodes, E places for examples, P places of a pass, M augmented views of an example,
-D coordinates. Reference: Abadi et al., "Deep learning with differential privacy" (2016).
+D coordinates, K public rows of a check. Reference: Abadi et al., "Deep learning with differential
+privacy" (2016).
 """
 
 from __future__ import annotations
@@ -62,13 +63,14 @@ class ClippingEngine(Protocol):
             inputs: (N, E, *input shape), or (N, E, M, *input shape) with M > 1 augmented views,
                 over which the loss of an example is averaged before clipping.
             targets: (N, E, ...).
-            present_NE: which places are taken. The others are blank: whatever they hold is set to
-                zero, in place, and contributes exactly zero.
+            present_NE: which places are taken. The others are blank: whatever they hold may be set
+                to zero, in place, and contributes exactly zero.
             clip_norm: largest Euclidean norm that an example's gradient keeps.
             shape: the public shape of the passes.
 
         Returns:
-            (N, D), in double precision if it took several passes.
+            (N, D), in double precision if it took several passes, if an example raised, or if there
+            were more chunks than float32 may sum.
         """
         ...
 
@@ -76,9 +78,9 @@ class ClippingEngine(Protocol):
 def clipping_engine(module: nn.Module, loss: Loss, views: int = 1) -> CheckedEngine:
     """Choose how to clip for a model.
 
-    All nodes at once for stacks of linear layers, layer by layer otherwise. The module itself is
-    not changed and its parameter values are not used, except frozen ones; its mode (`train()` or
-    `eval()`) is.
+    All nodes at once for stacks of linear layers without views, layer by layer otherwise. The
+    module itself is not changed and its parameter values are not used, except frozen ones; its mode
+    (`train()` or `eval()`) is.
 
     Args:
         module: the model; one output per example.

@@ -1,7 +1,7 @@
 """Ghost clipping for stacks of linear layers: all hosted nodes in one batched product per layer.
 
 Layer l maps its activations a_l to z_l = W_l a_l + bias_l; with the backprops b_l, the loss
-gradients at z_l, an example's gradient has the ghost norm |g|^2 = sum_l |b_l|^2 (|a_l|^2 + 1), and
+gradients at z_l, the square of an example's ghost norm is |g|^2 = sum_l |b_l|^2 (|a_l|^2 + 1), and
 the clipped sums are b_l' a_l with scaled b_l: no per-example gradient is ever formed.
 
 Legend: N hosted nodes, P places of a node in a pass (C chunks of R rows), D coordinates, I inputs
@@ -195,8 +195,8 @@ class LinearStackEngine:
             if linear.bias is not None:
                 totals[linear.bias].copy_(backprops_NCRO.sum(dim=2).sum(dim=1))
             if linear.weight is not None:
-                # Their factor is zero already, but 0 x NaN is NaN. Nobody needs the activations
-                # after this.
+                # Rows whose activations are not finite have factor 0 already, but 0 x inf is NaN.
+                # Nobody needs the activations after this.
                 blank_infinite_rows_(activations_NPI.flatten(0, 1), squares_NP.flatten())
                 activations_NCRI = activations_NPI.view(*backprops_NCRO.shape[:3], -1)
                 weight = totals[linear.weight]
@@ -206,7 +206,7 @@ class LinearStackEngine:
 
 
 def _sum_of_products(backprops_NCRO: Tensor, activations_NCRI: Tensor, total_NOI: Tensor) -> None:
-    """Write sum_cr b a' (N, O, I), in float32 and at most R or C products at a time."""
+    """Write sum_cr b a' (N, O, I), in float32: sums of R products, then of C chunks."""
     num_nodes, chunks = backprops_NCRO.shape[:2]
     products = torch.bmm(backprops_NCRO.flatten(0, 1).mT, activations_NCRI.flatten(0, 1))
     if chunks == 1:
@@ -218,7 +218,7 @@ def _sum_of_products(backprops_NCRO: Tensor, activations_NCRI: Tensor, total_NOI
 
 
 def _norm_squared(record: _LayerRecord) -> Tensor:
-    """Return the ghost norm |b|^2 (|a|^2 + 1), frozen parameters left out: (N, P).
+    """Return the squared ghost norm |b|^2 (|a|^2 + 1), frozen parameters left out: (N, P).
 
     In double precision: a float32 square may be zero or infinite (see `squares`).
     """
@@ -227,7 +227,7 @@ def _norm_squared(record: _LayerRecord) -> Tensor:
 
 
 def _show(records: list[_LayerRecord], squares_NP: Tensor, observe: Observer) -> None:
-    """Show backprops and norms of every example (activations were shown as outputs of layers)."""
+    """Show backprops and squared norms of every example (outputs of layers were shown before)."""
     for linear, _, _, backprops_NPO in records:
         name = (linear.weight or linear.bias or "a frozen layer").rpartition(".")[0]
         observe(f"the loss gradient at the outputs of layer '{name}'", backprops_NPO.flatten(0, 1))
