@@ -78,12 +78,14 @@ def launch_run(
     # Who hosts which nodes, and how many threads each of them may use.
     hosting = _hosting(config, processes, out / "checkpoint" if request.resume else None)
     threads = {"OMP_NUM_THREADS": str(cores_per_process(len(hosting)))}
-    with fork_server(run_worker.__module__, threads):  # imports while the data are loaded here
+    # The fork server imports while the data are loaded here.
+    with Signals(reporter.say) as signals, fork_server(run_worker.__module__, threads):
         with reporter.downloads() as bars:  # once, before ten processes ask for the same files
             design, _ = request.prepare(config, bars)
         reporter.plan(design)
+        signals.pass_on_from_now()
         logs = {LOG_FILE: str(log_file.resolve())} if log_file else {}
-        _supervise(request, config, hosting, reporter, worker, logs)
+        _supervise(request, config, hosting, reporter, worker, logs, signals)
     summary_file = out / "summary.json"
     # A summary from before this start is that of the run that is resumed.
     if not summary_file.exists() or summary_file.stat().st_mtime < began:
@@ -107,6 +109,7 @@ def _supervise(
     reporter: Reporter,
     worker: Callable[[BuiltinRequest], int],
     logs: Mapping[str, str],
+    signals: Signals,
 ) -> None:
     """Start the workers and watch them to their end; raise if one failed."""
     # The launcher serves the store, so that it outlives every worker.
@@ -119,7 +122,6 @@ def _supervise(
     environments = [{**_environment(environment, rank), **logs} for rank in range(world_size)]
     with (
         tempfile.TemporaryDirectory() as folder,
-        Signals(reporter.say) as signals,
         reporter.progress() as show,
         started(worker, (request,), environments, Path(folder)) as workers,
     ):
@@ -167,10 +169,22 @@ class Signals(SignalCatcher):
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
         self.asked = 0
-        self._say, self._passed_on = say, 0
+        self._say, self._passed_on, self._preparing = say, 0, True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.asked += 1
+        if self._preparing:  # there are no workers yet: a download, say, ends at once
+            raise KeyboardInterrupt
+
+    def pass_on_from_now(self) -> None:
+        """End the time of preparation; a stop that was asked for in it is never lost.
+
+        An interrupt that reaches Python inside a callback of an import or of the garbage collector
+        is printed and forgotten there.
+        """
+        self._preparing = False
+        if self.asked:
+            raise KeyboardInterrupt
 
     def pass_on(self, workers: Sequence[Worker]) -> None:
         """Send the workers what came since the last call."""
