@@ -2,19 +2,19 @@
 
 Shared noise cancels in the average of all nodes, but each node trains on, sends and ends with a
 model that carries it until gossip has averaged it away. In the planner's bound (`planning.outlook`)
-a run with learning rate eta falls short of its goal by
+a run with mean learning rate eta falls short of its goal by
 
-    eta d V / (2 R C)  for noise of variance V per coordinate in the average, and by
+    eta d V / (2 R C)  for noise of variance V per coordinate in the average's gradient, and by
     d D / (2 R^2)      for nodes whose models have the variance D around the average,
 
-with d coordinates, clip norm C, and a goal at distance R. The steady-state law gives D = eta^2 u W
-under noise of variance W in each node's gradient, u the disagreement under unit noise. So W costs
+with d coordinates, clip norm C, and a goal at distance R. The steady-state law gives D = last^2 u W
+at the end of a run, under noise of variance W in each node's gradient: u is the disagreement under
+unit noise, last the learning rate of the last step. So W costs
 
-    price = eta u C / R
+    price = last^2 u C / (R eta)
 
-times as much as V. A run has no steady state before gossip has mixed a few times, and polish rounds
-only take from it: the price is an upper estimate, and the rule is insensitive to it
-(`docs/cancelling-noise.md` has the grid on which it was tried).
+times as much as V. Polish rounds take from D, and rough models while training add to it: neither is
+counted. `docs/cancelling-noise.md` has the grid on which the rule was tried.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ def noise_price(
         dim: number of coordinates.
     """
     settings = config.algorithm
-    mean_decay = (1 + settings.learning_rate_decay) / 2
-    rate = settings.learning_rate * mean_decay / (1 - settings.momentum)
+    # Momentum amplifies every rate by the same factor.
+    first = settings.learning_rate / (1 - settings.momentum)
+    last = first * settings.learning_rate_decay
     unit = disagreement_under_unit_noise(config, topology, compressor, mixing_rate, dim)
-    price = rate * unit * config.privacy.clip_norm / DISTANCE
-    return min(price, _MOST)
+    mean = (first + last) / 2
+    return min(last**2 * unit * config.privacy.clip_norm / (DISTANCE * mean), _MOST)
 
 
 def disagreement_under_unit_noise(
