@@ -79,10 +79,11 @@ class PairNoise:
             WireError: another process told something that does not fit.
         """
         told = _merged(gather("shared noise: keys", self._told(spent_by_node)), self.law)
-        halves = {node: PublicHalf.from_json(node, value[0]) for node, value in told.items()}
-        self._streams = self._keys.streams(self._run_id, halves)
-        _compare(gather("shared noise: check", _as_json(self._streams.fingerprints())))
         spent = [_read_releases(node, told[node][1]) for node in range(len(self.law.own))]
+        halves = {node: PublicHalf.from_json(node, value[0]) for node, value in told.items()}
+        # The own ones from memory: what the network says of them may be of an earlier start.
+        self._streams = self._keys.streams(self._run_id, halves | self._keys.halves)
+        _compare(gather("shared noise: check", _as_json(self._streams.fingerprints())))
         counts = participation(self.law, self._promises, spent, steps - first_step)
         self._ends = tuple(first_step + count for count in counts)
         self._next_step = first_step
