@@ -124,6 +124,11 @@ class PrivateRandomness:
         keys = [_derive_key(secret, b"dpcsgp private", f"node {node}") for node in nodes]
         return cls(nodes, keys, reproducible=True)
 
+    def rows(self, rows: Sequence[int], nodes: Sequence[int]) -> PrivateRandomness:
+        """Return the secret keys of some rows, under other node numbers."""
+        keys = [self._keys[row] for row in rows]
+        return PrivateRandomness(nodes, keys, self.reproducible)
+
     def row_bytes(self, purpose: str, step: int, row: int, num_bytes: int) -> np.ndarray:
         """Return uint8 (num_bytes,): the secret stream of node `nodes[row]`."""
         key = _derive_key(self._keys[row], b"dpcsgp private", purpose)

@@ -14,7 +14,7 @@ Legend: N hosted nodes, D coordinates.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
 import numpy as np
@@ -78,16 +78,26 @@ class PairNoise:
         Raises:
             WireError: another process told something that does not fit.
         """
-        told = _merged(gather("shared noise: keys", self._told(spent_by_node)), self.law)
-        spent = [_read_releases(node, told[node][1]) for node in range(len(self.law.own))]
+        told = self.meet(gather, spent_by_node)
+        spent = [_read_releases(node, told[node]) for node in range(len(self.law.own))]
+        counts = participation(self.law, self._promises, spent, steps - first_step)
+        self.begin(first_step, [first_step + count for count in counts])
+        return [counts[node] for node in self.nodes]
+
+    def meet(
+        self, gather: Gather, spent_by_node: Mapping[int, Releases] | None = None
+    ) -> dict[int, Any]:
+        """Agree on the keys of all pairs; return what every node said of its ledger, unread."""
+        told = _merged(gather("shared noise: keys", self._told(spent_by_node or {})), self.law)
         halves = {node: PublicHalf.from_json(node, value[0]) for node, value in told.items()}
         # The own ones from memory: what the network says of them may be of an earlier start.
         self._streams = self._keys.streams(self._run_id, halves | self._keys.halves)
         _compare(gather("shared noise: check", _as_json(self._streams.fingerprints())))
-        counts = participation(self.law, self._promises, spent, steps - first_step)
-        self._ends = tuple(first_step + count for count in counts)
-        self._next_step = first_step
-        return [counts[node] for node in self.nodes]
+        return {node: value[1] for node, value in told.items()}
+
+    def begin(self, first_step: int, ends: Sequence[int]) -> None:
+        """Take note of who releases when: each node up to the step before its end."""
+        self._ends, self._next_step = tuple(ends), first_step
 
     def event(self, row: int, step: int) -> ReleaseEvent:
         """Return what this node's release costs in this step, with the pairs that it then has."""
@@ -101,7 +111,23 @@ class PairNoise:
         """Return int32 (N, D): what each hosted node adds, in steps of the lattice.
 
         Raises:
-            PrivateStepError: the stream of this step was drawn before.
+            PrivateStepError: the streams of this step were drawn before.
+        """
+        counts_ND = np.zeros((len(self.nodes), dim), dtype=np.int32)
+        row_of = {node: row for row, node in enumerate(self.nodes)}
+        for low, high, drawn_D in self.draws(step, dim):
+            # The smaller node adds, the larger one subtracts.
+            if low in row_of:
+                counts_ND[row_of[low]] += drawn_D
+            if high in row_of:
+                counts_ND[row_of[high]] -= drawn_D
+        return counts_ND
+
+    def draws(self, step: int, dim: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Draw a step's noise, pair by pair: (smaller node, larger node, int32 (D,)).
+
+        Raises:
+            PrivateStepError: the streams of this step were drawn before.
         """
         if self._streams is None or step < self._next_step:
             raise PrivateStepError(
@@ -109,17 +135,10 @@ class PairNoise:
                 "a stream never meets two sums"
             )
         self._next_step = step + 1
-        counts_ND = np.zeros((len(self.nodes), dim), dtype=np.int32)
-        row_of = {node: row for row, node in enumerate(self.nodes)}
-        drawn_D = np.empty(dim, dtype=np.int32)
         for low, high in self._pairs(step):
+            drawn_D = np.empty(dim, dtype=np.int32)
             self._draw(low, high, step, drawn_D)
-            # The smaller node adds, the larger one subtracts.
-            if low in row_of:
-                counts_ND[row_of[low]] += drawn_D
-            if high in row_of:
-                counts_ND[row_of[high]] -= drawn_D
-        return counts_ND
+            yield low, high, drawn_D
 
     def _pairs(self, step: int) -> list[tuple[int, int]]:
         """Return the pairs that draw in a step: both ends release, and one is hosted here."""
@@ -147,7 +166,10 @@ class PairNoise:
     def _told(self, spent_by_node: Mapping[int, Releases]) -> dict[str, Any]:
         """Return what the hosted nodes tell: public key and nonce, and their ledgers' releases."""
         return {
-            str(node): [self._keys.halves[node].as_json(), _write_releases(spent_by_node[node])]
+            str(node): [
+                self._keys.halves[node].as_json(),
+                _write_releases(spent_by_node.get(node, ())),
+            ]
             for node in self.nodes
         }
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, final
 
@@ -71,6 +71,17 @@ class SharedNoise:
     def sensitivities(self) -> tuple[float, ...]:
         """By how much one example moves each node's release."""
         return tuple(factor * self.clip_norm for factor in self.factors)
+
+    def with_batch(self, batch: int, rate: float) -> SharedNoise:
+        """Return the same promise for nodes that all draw `batch` examples at this rate."""
+        ratio = 1 / (batch * max(self.factors))
+        return replace(
+            self,
+            own=tuple(ratio * own for own in self.own),
+            shared=ratio * self.shared,
+            factors=tuple(ratio * factor for factor in self.factors),
+            sampling_rates=(rate,) * len(self.own),
+        )
 
     def event(self, node: int, active: tuple[bool, ...] | None = None) -> ReleaseEvent:
         """Return what a release costs this node, if these nodes release in the same step.
