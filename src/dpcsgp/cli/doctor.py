@@ -138,6 +138,8 @@ def _answer(found: Diagnosis) -> dict[str, Any]:
         "rounds_to_halve": found.rounds_to_halve,
         "steady_state_disagreement": found.disagreement,
         "spread_that_stays": found.spread,
+        "noise_of_message": found.sharing.of_message if found.sharing else 1.0,
+        "noise_of_average": found.sharing.of_average if found.sharing else 1.0,
         "bytes_per_round": found.bytes_per_round,
         "paper_bits_per_round": found.paper_bits_per_round,
         "second_eigenvalue": constants.second_eigenvalue,
@@ -195,6 +197,11 @@ def _lines(a: dict[str, Any]) -> dict[str, str]:
         f"{a['mixing_rate']:.4g}",
         "radius": _number(a["radius"], "no radius exists for this compressor"),
     }
+    if (a["noise_of_message"], a["noise_of_average"]) != (1.0, 1.0):
+        lines["shared noise"] = (
+            f"noise of a message x {a['noise_of_message']:.2f}, "
+            f"of the average x {a['noise_of_average']:.2f} of independent noise"
+        )
     # Lines that only error feedback has.
     if a["classification"] is not None:
         none = "no radius exists"

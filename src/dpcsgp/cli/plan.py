@@ -48,6 +48,9 @@ def plan(
     num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Same as privacy.epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="Same as privacy.delta.")] = None,
+    max_colluders: Annotated[
+        str | None, typer.Option(help="Same as privacy.max_colluders: a number, or all.")
+    ] = None,
     num_examples: NumExamples = None,
     max_megabytes: Megabytes = None,
     max_minutes: Minutes = None,
@@ -65,6 +68,7 @@ def plan(
     ```
     dpcsgp plan --epsilon 0.5 --max-megabytes 1 --max-minutes 5 --out plan.toml
     dpcsgp run plan.toml
+    dpcsgp plan --epsilon 0.2 --max-colluders 3 --max-megabytes 1.3
     dpcsgp plan --task digits --num-nodes 4 --epsilon 4 --model mlp:16 --json
     ```
     """
@@ -81,6 +85,7 @@ def plan(
         "graph.num_nodes": num_nodes,
         "privacy.epsilon": epsilon,
         "privacy.delta": delta,
+        "privacy.max_colluders": max_colluders,
     }
     config = load_config(config_file, [*(settings or []), *as_settings(shortcuts)])
     # what the caller has decided is not varied; a file decides about the features

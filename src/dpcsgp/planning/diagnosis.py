@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, final
 
 import numpy as np
@@ -37,7 +38,9 @@ from dpcsgp.graphs import (
     steady_state_disagreement,
     theorem_report,
 )
+from dpcsgp.planning.outlook import Sharing
 from dpcsgp.runs.design import build_topology
+from dpcsgp.runs.noise_price import noise_price
 
 SWEEP: Final = (
     "rand:0.9", "rand:0.75", "rand:0.6", "rand:0.5", "rand:0.1",
@@ -66,6 +69,7 @@ class Diagnosis:
     spread: float
     bytes_per_round: int
     paper_bits_per_round: int
+    sharing: Sharing | None  # what shared noise does to the noise; None: it is independent
     healthy: bool
     verdict: str
 
@@ -105,8 +109,27 @@ def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
         radius, disagreement, spread,
         bytes_per_round=frames.frame_bytes(compressor.num_bytes(payload)) if method.sends else 0,
         paper_bits_per_round=compressor.paper_bits(payload) if method.sends else 0,
+        sharing=sharing_of(config, topology, rate, dim),
         healthy=healthy, verdict=verdict,
     )  # fmt: skip
+
+
+def sharing_of(
+    config: Config, topology: Topology, mixing_rate: float | None, dim: int
+) -> Sharing | None:
+    """Return what `privacy.max_colluders` does to the noise of equal nodes; None: nothing."""
+    colluders = config.privacy.max_colluders
+    if colluders == "all":
+        return None
+    compressor = parse_compressor(config.compression.spec)
+    price = noise_price(config, topology, compressor, mixing_rate, dim)
+    return sharing_among(topology.num_nodes, colluders, price)
+
+
+@lru_cache(maxsize=256)
+def sharing_among(num_nodes: int, max_colluders: int, price: float) -> Sharing:
+    """Return the factors of `Sharing.among`, computed once."""
+    return Sharing.among(num_nodes, max_colluders, price)
 
 
 def _contraction(

@@ -33,6 +33,8 @@ import numpy as np
 
 from dpcsgp.algorithms import LinearDecay
 from dpcsgp.config import AlgorithmConfig
+from dpcsgp.privacy.cancelling import noise_groups
+from dpcsgp.privacy.shared_noise import calibrate_shared_noise
 
 DISTANCE: Final = 25.0  # R
 SIGNAL: Final = 0.5  # G / clip norm
@@ -47,6 +49,28 @@ class Gossip:
     disagreement: float  # variance around the average in the steady state, under unit noise
     num_averaged: int  # nodes whose noise is averaged
     polish_radius: float | None = None  # of the rounds at the end, if it is another one
+
+
+@final
+@dataclass(frozen=True)
+class Sharing:
+    """What shared noise does to standard deviations, as factors on those of independent noise."""
+
+    of_message: float = 1.0
+    of_average: float = 1.0
+
+    @classmethod
+    def among(cls, num_nodes: int, max_colluders: int, price: float) -> Sharing:
+        """Return the factors for equal nodes by the rule of `privacy.shared_noise`.
+
+        >>> sharing = Sharing.among(10, 0, price=0.01)
+        >>> sharing.of_average < 0.5 and sharing.of_message < 2
+        True
+        """
+        equal = [1.0] * num_nodes
+        own, shared = calibrate_shared_noise(equal, equal, max_colluders, price)
+        others = len(noise_groups(num_nodes)[0]) - 1
+        return cls(math.sqrt(own[0] ** 2 + others * shared**2), own[0])
 
 
 @final
@@ -75,14 +99,18 @@ def foresee(
     noise_multiplier: float,
     clip_norm: float,
     batch_size: int,
+    sharing: Sharing | None = None,
 ) -> Outlook:
     """Predict how a run with these settings ends; the learning rate is chosen by the rule above.
 
-    Of `settings` the steps, momentum, decay and polish rounds count.
+    Of `settings` the steps, momentum, decay and polish rounds count. `sharing` says what shared
+    noise does to the noise of a message and of the average; None: noise is independent.
     """
     # noise of one node's gradient, of the average over nodes, and the length sqrt(G^2 + d s^2)
-    node_noise = noise_multiplier * clip_norm / batch_size
-    gradient_noise = node_noise / math.sqrt(gossip.num_averaged)
+    sharing = sharing or Sharing()
+    alone = noise_multiplier * clip_norm / batch_size
+    node_noise = sharing.of_message * alone
+    gradient_noise = sharing.of_average * alone / math.sqrt(gossip.num_averaged)
     gradient_length = math.hypot(SIGNAL * clip_norm, math.sqrt(dim) * gradient_noise)
 
     # eta, then the initial rate whose schedule has this mean once momentum has amplified it

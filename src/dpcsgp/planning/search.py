@@ -17,10 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
+from dpcsgp.algorithms.methods import find_method
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, make_config
 from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.graphs import block_disagreement, block_radius, steady_state_disagreement
+from dpcsgp.planning.diagnosis import sharing_of
 from dpcsgp.planning.outlook import Gossip, Outlook, foresee
 from dpcsgp.planning.timing import StepTimes, data_bytes, state_bytes, time_exchange, time_parts
 from dpcsgp.privacy import calibrate_noise
@@ -266,7 +268,13 @@ def _complete(sketch: _Sketch, facts: Facts) -> Row:
         steps=settings.steps + privacy.replay_reserve,
     )  # fmt: skip
     outlook = foresee(
-        settings, sketch.way.gossip, design.dim, noise, privacy.clip_norm, sketch.batch_size
+        settings,
+        sketch.way.gossip,
+        design.dim,
+        noise,
+        privacy.clip_norm,
+        sketch.batch_size,
+        sharing_of(sketch.config, design.topology, design.mixing_rate, design.dim),
     )
     return Row(
         config=changed(sketch.config, algorithm={"learning_rate": outlook.learning_rate}),
@@ -308,6 +316,9 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
     ways = []
     for label, algorithm, spec in exchanges:
         tell(f"timing one exchange: {label}")
+        # Who exchanges nothing averages nothing: shared noise would not cancel.
+        sends = find_method(algorithm["name"]).sends
+        colluders = config.privacy.max_colluders if sends else "all"
         tried = changed(
             config,
             algorithm={
@@ -318,7 +329,11 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
                 **algorithm,
             },
             compression={"spec": spec},
-            privacy={"expected_batch_size": batch_size, "noise": "calibrated"},
+            privacy={
+                "expected_batch_size": batch_size,
+                "noise": "calibrated",
+                "max_colluders": colluders,
+            },
         )
         # More blocks than coordinates cannot be.
         if ways and algorithm.get("num_blocks", 1) > ways[0].design.dim:
