@@ -1,4 +1,4 @@
-"""The order of a private step: spend, record, wait for the disk, open the data, send."""
+"""The order of a private step: open the data, keep what comes out, spend, record, send."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from dpcsgp import training
 from dpcsgp.config import load_config
 from dpcsgp.network import Simulator
+from dpcsgp.privacy.kept_releases import KeptReleases
 from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.data import load_builtin_data
@@ -72,9 +73,9 @@ class WatchedTask:
 
 
 def watch_disk(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note when a ledger file has reached the disk."""
+    """Note when a ledger file has reached the disk, and when a release has."""
     names = {path.stat().st_ino: path.stem for path in diary.ledgers}
-    fsync = os.fsync
+    fsync, keep = os.fsync, KeptReleases.keep
 
     def watched(descriptor: int) -> None:
         fsync(descriptor)
@@ -82,11 +83,19 @@ def watch_disk(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
         if name is not None:
             diary.note(f"disk {name}")
 
+    def kept(self: KeptReleases, step: int, release: Any) -> None:
+        keep(self, step, release)
+        assert self.find(step) is not None
+        diary.note("kept")
+
     monkeypatch.setattr(os, "fsync", watched)
+    monkeypatch.setattr(KeptReleases, "keep", kept)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="has another name for fsync")
-def test_spend_record_disk_examples_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_kept_spend_record_disk_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load_config(None, SETTINGS)
     data = load_builtin_data(config)
     design = design_run(config, data.facts)
@@ -109,9 +118,12 @@ def test_spend_record_disk_examples_send(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(sends) == STEPS
     for step in range(STEPS):
         events = diary.events[sends[step - 1] + 1 if step else 0 : sends[step] + 1]
-        disk, computed, last = events[:NODES], events[NODES:-1], events[-1]
-        assert {what for what, *_ in disk} == {f"disk {path.stem}" for path in diary.ledgers}
+        kept = [what for what, *_ in events].index("kept")
+        computed, disk, last = events[:kept], events[kept + 1 : -1], events[-1]
         assert computed and {what for what, *_ in computed} == {"examples"}
-        assert last[0] == "send"
-        assert all(left == [count - step - 1 for count in before] for _, left, _ in events)
-        assert all(recorded == [step + 1] * NODES for _, _, recorded in events)
+        assert {what for what, *_ in disk} == {f"disk {path.stem}" for path in diary.ledgers}
+        assert len(disk) == NODES and last[0] == "send"
+        for place, (_, left, recorded) in enumerate(events):
+            made = step + (place > kept)  # spent and recorded only after the release was kept
+            assert left == [count - made for count in before]
+            assert recorded == [made] * NODES

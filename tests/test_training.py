@@ -4,6 +4,8 @@ stop."""
 from __future__ import annotations
 
 import json
+import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ from torch import Tensor
 
 from dpcsgp import training
 from dpcsgp.config import Config, load_config
-from dpcsgp.errors import ConfigError, PrivateStepError
+from dpcsgp.errors import CheckpointError, ConfigError, PrivateStepError
 from dpcsgp.network import Simulator
-from dpcsgp.privacy import clipping_engine
-from dpcsgp.randomness import PrivateRandomness
+from dpcsgp.privacy import LedgerBook, clipping_engine
+from dpcsgp.privacy.kept_releases import KeptReleases
+from dpcsgp.randomness import PairStreams, PrivateRandomness
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.data import BuiltinData, load_builtin_data
 from dpcsgp.runs.design import RunDesign, design_run
@@ -169,17 +172,69 @@ class PowerCut(BaseException):
     """Ends everything at once: unlike a mistake in a callback, nothing can be saved any more."""
 
 
-def test_a_crash_replays_with_fresh_noise_and_the_ledger_counts_both(tmp_path: Path) -> None:
-    run, _, _ = prepare(tmp_path / "run", "privacy.replay_reserve=4")
+def crash_at_step_5(progress: training.Progress) -> None:
+    if progress.state.step == 5:
+        raise PowerCut
 
-    def crash(progress: training.Progress) -> None:
-        if progress.state.step == 5:
-            raise PowerCut
 
+@pytest.mark.parametrize("shared", [(), ("privacy.max_colluders=1",)])
+def test_after_a_crash_the_same_messages_leave_again_and_nothing_is_paid_twice(
+    tmp_path: Path, shared: tuple[str, ...]
+) -> None:
+    run, _, _ = prepare(tmp_path / "run", *shared)
     with pytest.raises(PowerCut):
-        training.train(run, watch=crash)
+        training.train(run, watch=crash_at_step_5)
     before = frames(run)
     run.gradients.ledger.close()
+    run, resumed = resume(tmp_path / "run")
+    assert resumed.stopped_because == "completed"
+    # Steps 3 and 4 are not in the checkpoint: they were sent, and are sent again bit for bit.
+    assert torch.equal(before[3], frames(run)[0]) and torch.equal(before[4], frames(run)[1])
+    assert [sum(n for _, n in run.gradients.ledger.releases(node)) for node in range(4)] == [12] * 4
+    assert 3.9 < max(run.gradients.epsilon_spent()) <= 4
+
+
+@pytest.mark.parametrize("shared", [(), ("privacy.max_colluders=1",)])
+@pytest.mark.parametrize("moment", ["before it is kept", "before the ledger", "before the message"])
+def test_a_crash_at_the_worst_moment_of_a_step_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, shared: tuple[str, ...]
+) -> None:
+    run, _, _ = prepare(tmp_path / "run", *shared)
+    places: dict[str, tuple[Any, str]] = {
+        "before it is kept": (KeptReleases, "keep"),
+        "before the ledger": (LedgerBook, "record"),
+        "before the message": (Wiretap, "exchange"),
+    }
+    owner, name = places[moment]
+    honest, calls = getattr(owner, name), []
+
+    def cut(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 5:
+            raise PowerCut
+        return honest(*arguments)
+
+    monkeypatch.setattr(owner, name, cut)
+    with pytest.raises(PowerCut):
+        training.train(run)
+    monkeypatch.undo()
+    before = frames(run)
+    run.gradients.ledger.close()
+    run, resumed = resume(tmp_path / "run")
+    assert resumed.stopped_because == "completed"
+    sent_before, sent_after = before[3:], frames(run)
+    assert all(map(torch.equal, sent_before, sent_after))
+    assert [sum(n for _, n in run.gradients.ledger.releases(node)) for node in range(4)] == [12] * 4
+    assert run.gradients.kept is not None and run.gradients.kept.find(0) is None
+
+
+def test_a_release_that_is_not_kept_is_made_anew_and_counts_again(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run", "privacy.replay_reserve=4")
+    with pytest.raises(PowerCut):
+        training.train(run, watch=crash_at_step_5)
+    before = frames(run)
+    run.gradients.ledger.close()
+    shutil.rmtree(tmp_path / "run" / "ledger" / "kept")
     run, resumed = resume(tmp_path / "run")
     assert resumed.stopped_because == "completed"
     # steps 3 and 4 were released twice
@@ -190,17 +245,62 @@ def test_a_crash_replays_with_fresh_noise_and_the_ledger_counts_both(tmp_path: P
 
 def test_without_a_reserve_the_run_stops_early_instead_of_overspending(tmp_path: Path) -> None:
     run, _, _ = prepare(tmp_path / "run")
-
-    def crash(progress: training.Progress) -> None:
-        if progress.state.step == 5:
-            raise PowerCut
-
     with pytest.raises(PowerCut):
-        training.train(run, watch=crash)
+        training.train(run, watch=crash_at_step_5)
     run.gradients.ledger.close()
+    shutil.rmtree(tmp_path / "run" / "ledger" / "kept")
     run, resumed = resume(tmp_path / "run")
     assert resumed.stopped_because == "privacy budget spent at step 10 of 12"
     assert max(run.gradients.epsilon_spent()) <= 4
+
+
+@pytest.mark.parametrize("damage", ["cut", "other run", "other step"])
+def test_a_damaged_kept_release_is_refused_with_the_way_out(tmp_path: Path, damage: str) -> None:
+    run, _, _ = prepare(tmp_path / "run")
+    with pytest.raises(PowerCut):
+        training.train(run, watch=crash_at_step_5)
+    run.gradients.ledger.close()
+    kept = tmp_path / "run" / "ledger" / "kept" / "step-000004.part-0-of-1.safetensors"
+    if damage == "cut":
+        kept.write_bytes(kept.read_bytes()[:100])
+    elif damage == "other run":
+        assert run.gradients.kept is not None
+        name = run.gradients.kept.run_id.encode()
+        kept.write_bytes(kept.read_bytes().replace(name, b"0" * len(name)))
+    else:
+        kept.write_bytes(kept.with_name("step-000003.part-0-of-1.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match="delete the file to allow that"):
+        resume(tmp_path / "run")
+
+
+def test_a_run_that_has_ended_keeps_no_releases(tmp_path: Path) -> None:
+    run, _, _ = prepare(tmp_path / "run")
+    training.train(run)
+    run.gradients.forget_all()
+    assert not (tmp_path / "run" / "ledger" / "kept").exists()
+
+
+def test_no_pair_stream_meets_two_sums_over_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look at every stream that is drawn, before the crash and after it."""
+    drawn: Counter[bytes] = Counter()
+    honest = PairStreams.bytes
+
+    def watched(self: PairStreams, *arguments: Any) -> Any:
+        out = honest(self, *arguments)
+        drawn[out[:32].tobytes()] += 1
+        return out
+
+    monkeypatch.setattr(PairStreams, "bytes", watched)
+    run, _, _ = prepare(tmp_path / "run", "privacy.max_colluders=1", "privacy.replay_reserve=4")
+    with pytest.raises(PowerCut):
+        training.train(run, watch=crash_at_step_5)
+    run.gradients.ledger.close()
+    shutil.rmtree(tmp_path / "run" / "ledger" / "kept")  # the worst case: steps are made anew
+    resume(tmp_path / "run")
+    # six pairs, two streams each, 5 steps and then 9
+    assert len(drawn) == 6 * 2 * (5 + 9) and set(drawn.values()) == {1}
 
 
 def test_noise_comes_before_encoding(tmp_path: Path) -> None:
@@ -403,7 +503,8 @@ def test_dropout_masks_come_from_the_private_stream(tmp_path: Path) -> None:
     run, _, _ = prepare(tmp_path / "run", "privacy.seed=5", "privacy.noise=none")
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
     dim = sum(p.numel() for p in module.parameters())
-    gradients = replace(run.gradients, engine=clipping_engine(module, run.task.loss))
+    # Nothing kept: the same step is computed again.
+    gradients = replace(run.gradients, engine=clipping_engine(module, run.task.loss), kept=None)
     run = replace(run, gradients=gradients)
     model_ND = torch.ones(4, dim)
     torch.manual_seed(1)

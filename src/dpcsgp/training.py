@@ -314,6 +314,8 @@ def save_checkpoint(run: Run, progress: Progress) -> None:
         "seconds": progress.elapsed(),
     }
     run.checkpoints.save(progress.state.step, tensors, meta)
+    # Releases are kept as long as some checkpoint leads back to them.
+    run.gradients.forget_before(min(run.checkpoints.complete_steps(), default=0))
     log.info("saved step %d", progress.state.step)
 
 

@@ -179,15 +179,13 @@ def test_every_pair_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("gives no secret", {"0": [["00" * 32, "11" * 32], []]}),
-        ("no valid key", {"0": [["zz", "11" * 32], []]}),
-        ("no valid key", {"0": [7, []]}),
-        ("make no sense", {"0": [["22" * 32, "11" * 32], [["poisson", 2.0, 1.0, None, [], 3]]]}),
-        ("make no sense", {"0": [["22" * 32, "11" * 32], 5]}),
+        ("gives no secret", {"0": [["00" * 32, "11" * 32], [[], 0]]}),
+        ("no valid key", {"0": [["zz", "11" * 32], [[], 0]]}),
+        ("no valid key", {"0": [7, [[], 0]]}),
         ("told their keys", {}),
         ("told their keys", []),
-        ("told their keys", {"1": [["22" * 32, "11" * 32], []]}),
-        ("told their keys", {"7": [["22" * 32, "11" * 32], []]}),
+        ("told their keys", {"1": [["22" * 32, "11" * 32], [[], 0]]}),
+        ("told their keys", {"7": [["22" * 32, "11" * 32], [[], 0]]}),
     ],
 )
 def test_a_hostile_hello_is_refused_by_name(what: str, said: Any) -> None:
@@ -195,6 +193,27 @@ def test_a_hostile_hello_is_refused_by_name(what: str, said: Any) -> None:
         return said if name.endswith("keys") and rank == 0 else value
 
     with pytest.raises(WireError, match=what):
+        joined(law_of(2), [[0], [1]], tamper=tamper)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        5,
+        [[], -1],
+        [[], "2"],
+        [[], True],
+        [[[["poisson", 2.0, 1.0, None, []], 3]], 0],
+        [[[["poisson", 0.5, 1.0, 1, [3.0, 2.0]], 3]], 0],
+        [[[["poisson", 0.5, 1.0, 1, [1.0, 2.0]], 3]], 0],
+        [[[["poisson", 0.5, 1.0, "1", [1.0]], 3]], 0],
+    ],
+)
+def test_releases_that_make_no_sense_are_refused_by_name(said: Any) -> None:
+    def tamper(name: str, rank: int, value: Any) -> Any:
+        return {"0": [value["0"][0], said]} if name.endswith("keys") and rank == 0 else value
+
+    with pytest.raises(WireError, match="node 0 told releases that make no sense"):
         joined(law_of(2), [[0], [1]], tamper=tamper)
 
 

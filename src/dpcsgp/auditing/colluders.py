@@ -67,12 +67,17 @@ class TrialPairs:
         self.known_steps: list[np.ndarray] = []  # per step (T, G, D): what colluders can subtract
 
     def join(
-        self, first_step: int, steps: int, spent_by_node: Mapping[int, Any], gather: Any
+        self,
+        first_step: int,
+        steps: int,
+        spent_by_node: Mapping[int, Any],
+        gather: Any,
+        paid_steps: int = 0,
     ) -> list[int]:
         """All nodes of all trials release in every step."""
         for part in self._parts:
             part.begin(first_step, [steps] * self.size)
-        return [steps - first_step] * len(self.nodes)
+        return [steps] * len(self.nodes)
 
     def event(self, row: int, step: int) -> ReleaseEvent:
         """Return what a release of this node costs."""

@@ -166,6 +166,19 @@ class ReleaseEvent:
                 f"{self.max_colluders} colluders"
             )
 
+    def as_json(self) -> list[Any]:
+        """Return all fields as plain values."""
+        rows = list(self.by_colluders)
+        return [self.sampling, self.sampling_rate, self.noise_multiplier, self.max_colluders, rows]
+
+    @classmethod
+    def from_json(cls, value: Any) -> ReleaseEvent:
+        """Read what `as_json` returned; ValueError or TypeError for anything else."""
+        sampling, rate, noise, colluders, rows = value
+        if not (colluders is None or type(colluders) is int):
+            raise TypeError(f"max_colluders = {colluders!r}")
+        return cls(sampling, rate, noise, colluders, tuple(rows))
+
     def against(self, colluders: int | Literal["all"]) -> ReleaseEvent:
         """Return this release as independent noise that hides as well from so many colluders.
 

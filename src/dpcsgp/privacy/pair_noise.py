@@ -62,7 +62,12 @@ class PairNoise:
         self._next_step = 0
 
     def join(
-        self, first_step: int, steps: int, spent_by_node: Mapping[int, Releases], gather: Gather
+        self,
+        first_step: int,
+        steps: int,
+        spent_by_node: Mapping[int, Releases],
+        gather: Gather,
+        paid_steps: int = 0,
     ) -> list[int]:
         """Agree with all others on keys and on who releases when.
 
@@ -71,24 +76,30 @@ class PairNoise:
             steps: number of steps of the run.
             spent_by_node: what the hosted nodes' ledgers hold.
             gather: all-gathers a JSON value under a name, by rank.
+            paid_steps: how many of the next steps the hosted nodes have released already.
 
         Returns:
-            How many further releases each hosted node makes at most.
+            The first step in which each hosted node releases nothing any more.
 
         Raises:
             WireError: another process told something that does not fit.
         """
-        told = self.meet(gather, spent_by_node)
-        spent = [_read_releases(node, told[node]) for node in range(len(self.law.own))]
-        counts = participation(self.law, self._promises, spent, steps - first_step)
-        self.begin(first_step, [first_step + count for count in counts])
-        return [counts[node] for node in self.nodes]
+        told = self.meet(gather, spent_by_node, paid_steps)
+        found = [_read_releases(node, told[node]) for node in range(len(self.law.own))]
+        spent, paid = [releases for releases, _ in found], [count for _, count in found]
+        ends = participation(self.law, self._promises, spent, steps - first_step, paid)
+        self.begin(first_step, [first_step + end for end in ends])
+        return [self._ends[node] for node in self.nodes]
 
     def meet(
-        self, gather: Gather, spent_by_node: Mapping[int, Releases] | None = None
+        self,
+        gather: Gather,
+        spent_by_node: Mapping[int, Releases] | None = None,
+        paid_steps: int = 0,
     ) -> dict[int, Any]:
         """Agree on the keys of all pairs; return what every node said of its ledger, unread."""
-        told = _merged(gather("shared noise: keys", self._told(spent_by_node or {})), self.law)
+        mine = self._told(spent_by_node or {}, paid_steps)
+        told = _merged(gather("shared noise: keys", mine), self.law)
         halves = {node: PublicHalf.from_json(node, value[0]) for node, value in told.items()}
         # The own ones from memory: what the network says of them may be of an earlier start.
         self._streams = self._keys.streams(self._run_id, halves | self._keys.halves)
@@ -163,12 +174,12 @@ class PairNoise:
         """Return the standard deviation of a pair's noise in steps of the lattice."""
         return self.law.shared * (1 + SENSITIVITY_SLACK) / self.law.lattice(dim)
 
-    def _told(self, spent_by_node: Mapping[int, Releases]) -> dict[str, Any]:
+    def _told(self, spent_by_node: Mapping[int, Releases], paid_steps: int) -> dict[str, Any]:
         """Return what the hosted nodes tell: public key and nonce, and their ledgers' releases."""
         return {
             str(node): [
                 self._keys.halves[node].as_json(),
-                _write_releases(spent_by_node.get(node, ())),
+                [_write_releases(spent_by_node.get(node, ())), paid_steps],
             ]
             for node in self.nodes
         }
@@ -182,47 +193,41 @@ def participation(
     promises: Sequence[tuple[float, float]],
     spent: Sequence[Releases],
     steps: int,
+    paid: Sequence[int] | None = None,
 ) -> list[int]:
-    """Return in how many of the coming steps each node can release within its budget.
+    """Return after how many of the coming steps each node has no budget left.
 
     A node that stops leaves the others with fewer pairs, which makes their further releases dearer:
-    the account is made stretch by stretch, between one node's last release and the next one's.
+    the account is made stretch by stretch, between one change and the next.
 
     Args:
         law: own and shared noise of all nodes.
         promises: (eps, delta) of every node.
         spent: each node's releases so far.
         steps: how many steps are to come.
+        paid: how many of them each node has released already (they are among `spent`).
     """
-    done, counts = 0, [0] * len(law.own)
+    done, ends = 0, [0] * len(law.own)
+    paid = paid or [0] * len(law.own)
     totals = [list(releases) for releases in spent]
     active = [bool(factor) for factor in law.factors]
     while done < steps and any(active):
-        # How long everybody who is active now can go on with the pairs of now.
-        left = _left(law, promises, totals, active)
-        stretch = min(steps - done, *(left[node] for node in left)) if left else 0
+        # Who pays in this stretch, and for how long everybody can with the pairs of now.
+        paying = [node for node, is_active in enumerate(active) if is_active and paid[node] <= done]
+        events = {node: law.event(node, tuple(active)) for node in paying}
+        left = {
+            node: releases_within(events[node], *promises[node], totals[node]) for node in paying
+        }
+        changes = [paid[node] - done for node, it in enumerate(active) if it and paid[node] > done]
+        stretch = min([steps - done, *left.values(), *changes])
         if stretch == 0:
-            active = [is_active and left[node] > 0 for node, is_active in enumerate(active)]
+            active = [it and left.get(node, 1) > 0 for node, it in enumerate(active)]
             continue
-        for node in left:
-            totals[node].append((law.event(node, tuple(active)), stretch))
-            counts[node] += stretch
+        for node in paying:
+            totals[node].append((events[node], stretch))
         done += stretch
-    return counts
-
-
-def _left(
-    law: SharedNoise,
-    promises: Sequence[tuple[float, float]],
-    totals: Sequence[Releases],
-    active: Sequence[bool],
-) -> dict[int, int]:
-    """Return for every active node how many releases fit if all of them go on."""
-    return {
-        node: releases_within(law.event(node, tuple(active)), *promises[node], totals[node])
-        for node, is_active in enumerate(active)
-        if is_active
-    }
+        ends = [done if it else end for it, end in zip(active, ends, strict=True)]
+    return ends
 
 
 def _merged(parts: Sequence[Any], law: SharedNoise) -> dict[int, list[Any]]:
@@ -258,25 +263,16 @@ def _as_json(fingerprints: Mapping[tuple[int, int], str]) -> dict[str, str]:
 
 
 def _write_releases(releases: Releases) -> list[list[Any]]:
-    return [
-        [
-            event.sampling,
-            event.sampling_rate,
-            event.noise_multiplier,
-            event.max_colluders,
-            list(event.by_colluders),
-            count,
-        ]
-        for event, count in releases
-    ]
+    return [[event.as_json(), count] for event, count in releases]
 
 
-def _read_releases(node: int, value: Any) -> list[tuple[ReleaseEvent, int]]:
-    """Read what a node said of its ledger; it came over the network."""
+def _read_releases(node: int, value: Any) -> tuple[list[tuple[ReleaseEvent, int]], int]:
+    """Read what a node said: its ledger's releases, and how many of the next steps are paid."""
     try:
-        return [
-            (ReleaseEvent(sampling, rate, noise, colluders, tuple(rows)), int(count))
-            for sampling, rate, noise, colluders, rows, count in value
-        ]
+        releases, paid = value
+        found = [(ReleaseEvent.from_json(event), int(count)) for event, count in releases]
+        if type(paid) is not int or paid < 0:
+            raise ValueError(f"{paid!r} paid steps")
+        return found, paid
     except (TypeError, ValueError) as error:
         raise WireError(f"node {node} told releases that make no sense: {error}") from None

@@ -1,4 +1,4 @@
-"""The private step: spend and record, draw, fetch, clip, add noise, divide, forget.
+"""The private step: draw, fetch, clip, add noise, divide, keep, spend and record, hand over.
 
 The sums are divided by public constants only.
 Private examples are fetched here and nowhere else; what comes out is private already.
@@ -19,7 +19,8 @@ from dpcsgp.errors import PrivateStepError
 from dpcsgp.privacy.accounting import composed_epsilon, epsilon_against
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping.engine import CheckedEngine, ClippingEngine
-from dpcsgp.privacy.events import ReleaseLog
+from dpcsgp.privacy.events import ReleaseEvent, ReleaseLog
+from dpcsgp.privacy.kept_releases import KeptReleases, Release, missing_lines
 from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.privacy.pair_noise import Gather
 from dpcsgp.privacy.passes import PassShape
@@ -59,7 +60,7 @@ class Augment(Protocol):
 class PrivateGradients:
     """Private gradients of the hosted nodes.
 
-    The event of a release is on the ledger's disk before the release is computed.
+    The event of a release is on the ledger's disk before the release leaves this object.
 
     Attributes:
         source: the nodes' examples; nobody else asks for them.
@@ -74,6 +75,7 @@ class PrivateGradients:
         augment: random views of an example, if any.
         node_weights: public factors of the nodes' gradients; None: every node counts equally, or
             the mechanism has weighed them before it added shared noise.
+        kept: where releases stay until their step is in a checkpoint; None: nowhere.
     """
 
     source: PrivateExamples
@@ -87,6 +89,7 @@ class PrivateGradients:
     deltas: Sequence[float] = ()
     augment: Augment | None = None
     node_weights: Sequence[float] | None = None
+    kept: KeptReleases | None = None
 
     def checked(self, model_D: Tensor) -> PrivateGradients:
         """Return these gradients with an engine whose rows do not depend on each other.
@@ -124,12 +127,60 @@ class PrivateGradients:
         if pairs is not None:
             spent = {node: self.ledger.releases(node) for node in self.nodes}
             # With pairs a budget depends on when the others stop: it is known only now.
-            self.budget.remaining[:] = pairs.join(first_step, steps, spent, gather)
-        return self.releases_left()
+            paid = self._paid_steps(first_step)
+            ends = pairs.join(first_step, steps, spent, gather, paid)
+            self.budget.remaining[:] = [end - first_step - paid for end in ends]
+        left = self.releases_left()
+        # Kept releases that are paid for carry the run further than the budget says.
+        return None if left is None else left + self._paid_steps(first_step)
+
+    def _paid_steps(self, first_step: int) -> int:
+        """Return how many of the next steps are kept and in all ledgers already."""
+        if self.kept is None:
+            return 0
+        in_a_row = self.kept.steps_from(first_step)
+        for count in range(in_a_row):
+            release = self.kept.find(first_step + count)
+            if release is None or any(missing_lines(release, self.num_releases())):
+                return count
+        return in_a_row
 
     def __call__(self, model_ND: Tensor, step: int) -> Tensor:
-        """Return this step's private gradients (N, D); zeros for nodes that release nothing."""
-        active = self._spend_and_record(step)
+        """Return this step's private gradients (N, D); zeros for nodes that release nothing.
+
+        A release that an earlier start made and kept is returned as it is: nothing is drawn.
+        """
+        if self.kept is None:
+            active = self._active()
+            self._spend_and_record(step, self._events(step, active))
+            return self._released(model_ND, step, active)
+        release = self.kept.find(step)
+        if release is None:
+            active, counts = self._active(), self.num_releases()
+            events = tuple(self._events(step, active))
+            release = Release(self._released(model_ND, step, active), events, tuple(counts))
+            self.kept.keep(step, release)
+        # Whatever was kept and is not in the ledger was never sent: its line comes now.
+        missing = missing_lines(release, self.num_releases())
+        unpaid = [
+            event if is_missing else None
+            for event, is_missing in zip(release.events, missing, strict=True)
+        ]
+        self._spend_and_record(step, unpaid)
+        return release.grad_ND.to(model_ND.dtype)
+
+    def forget_before(self, step: int) -> None:
+        """Let go of kept releases of earlier steps: no checkpoint leads back to them."""
+        if self.kept is not None:
+            self.kept.forget_before(step)
+
+    def forget_all(self) -> None:
+        """Let go of all kept releases: the run has ended everywhere."""
+        if self.kept is not None:
+            self.kept.clear()
+
+    def _released(self, model_ND: Tensor, step: int, active: Sequence[bool]) -> Tensor:
+        """Draw, fetch, clip, add noise, divide: the private gradients (N, D)."""
 
         def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
             return self._clipped_sum(model_ND, indices_NE, present_NE, step)
@@ -158,17 +209,27 @@ class PrivateGradients:
         left = self.budget.remaining
         return None if None in left else max((value or 0 for value in left), default=0)
 
-    def _spend_and_record(self, step: int) -> list[bool]:
-        """Count the releases of this step and bring them to the disk; say which nodes make one."""
-        rows = range(len(self.nodes))
+    def _active(self) -> list[bool]:
+        """Say which nodes can release: those with data and budget."""
         has_data = [total > 0 for total in self.mechanism.num_examples]
-        active = [self.budget.allows(row) and has_data[row] for row in rows]
-        spending = [row for row in rows if active[row]]
-        for row in spending:
-            self.budget.spend(row)
-        events = {self.nodes[row]: self.mechanism.event(row, step) for row in spending}
-        self.ledger.record(step, self.attempt, events)
-        return active
+        return [self.budget.allows(row) and has_data[row] for row in range(len(self.nodes))]
+
+    def _events(self, step: int, active: Sequence[bool]) -> list[ReleaseEvent | None]:
+        """Return what the step costs each node; None for those that release nothing."""
+        return [
+            self.mechanism.event(row, step) if is_active else None
+            for row, is_active in enumerate(active)
+        ]
+
+    def _spend_and_record(self, step: int, events: Sequence[ReleaseEvent | None]) -> None:
+        """Count these releases and bring them to the disk."""
+        for row, event in enumerate(events):
+            if event is not None:
+                self.budget.spend(row)
+        made = {
+            node: event for node, event in zip(self.nodes, events, strict=True) if event is not None
+        }
+        self.ledger.record(step, self.attempt, made)
 
     def _clipped_sum(
         self, model_ND: Tensor, indices_NE: Tensor, present_NE: Tensor, step: int

@@ -15,6 +15,7 @@ from dpcsgp.privacy import (
     clipping_engine,
     releases_within,
 )
+from dpcsgp.privacy.kept_releases import KeptReleases, worth_keeping
 from dpcsgp.privacy.pair_noise import PairNoise
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.checkpoint import CheckpointFolder
@@ -57,7 +58,7 @@ def build_run(
     alone = world_size == 1
     return Run(
         task=task,
-        gradients=_checked_gradients(design, task, network.nodes, folder),
+        gradients=_checked_gradients(design, task, network.nodes, folder, (rank, world_size)),
         algorithm=design.algorithm,
         polish=design.polish,
         network=network,
@@ -80,10 +81,17 @@ def build_run(
 
 
 def _checked_gradients(
-    design: RunDesign, task: Task, nodes: Sequence[int], folder: ResultsFolder
+    design: RunDesign,
+    task: Task,
+    nodes: Sequence[int],
+    folder: ResultsFolder,
+    process: tuple[int, int],
 ) -> PrivateGradients:
-    """Return the private step with its row check behind it."""
-    gradients = _private_gradients(design, task, nodes, folder)
+    """Return the private step with its row check behind it; `process`: rank and world size."""
+    gradients = replace(
+        _private_gradients(design, task, nodes, folder),
+        kept=_kept_releases(design, nodes, folder, process),
+    )
     try:
         return gradients.checked(design.anchor_D)
     except BaseException:
@@ -138,6 +146,18 @@ def _weights_after_noise(design: RunDesign, nodes: Sequence[int]) -> tuple[float
     if weights is None or design.mechanism.shared is not None:
         return None
     return tuple(weights[node] for node in nodes)
+
+
+def _kept_releases(
+    design: RunDesign, nodes: Sequence[int], folder: ResultsFolder, process: tuple[int, int]
+) -> KeptReleases | None:
+    """Return where releases stay until a checkpoint has their step.
+
+    None without checkpoints, which would let them pile up, and where they are very large.
+    """
+    if not design.config.run.checkpoint_every or not worth_keeping(len(nodes), design.dim):
+        return None
+    return KeptReleases(folder.path / "ledger" / "kept", folder.run_id, tuple(nodes), *process)
 
 
 def _augmentation(config: Config) -> Augmentation | None:

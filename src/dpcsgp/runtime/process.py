@@ -258,6 +258,8 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
         else:
             summary = merge_summaries(parts, merge_rows([part["rows"][-1] for part in parts]))
         network.gather_values("merged", True)
+        if progress.ending is not Ending.INTERRUPTED:  # everybody has its last checkpoint
+            run.gradients.forget_all()
         shared.leave()
     writes_page = hooks.write_page and not launched and rank == sharers[0]
     page = write_page(folder.path) if writes_page else None

@@ -15,6 +15,7 @@ from dpcsgp.compression import frames
 from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator
 from dpcsgp.records.checkpoint import Checkpoint
+from dpcsgp.records.ending import Ending
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.folder import ResultsFolder, new_folder, previous_processes
 from dpcsgp.runs.summary import write_results
@@ -82,6 +83,8 @@ def run_simulated(request: RunRequest, hooks: Hooks = NO_HOOKS) -> Outcome:
             with reporter.progress() as show:
                 progress = train(run, lambda now: show(standing(run, now)), stop.is_set, checkpoint)
             summary = write_results(folder, design, run, progress)
+            if progress.ending is not Ending.INTERRUPTED:
+                run.gradients.forget_all()
         finally:
             run.gradients.ledger.close()  # so that this very process can resume
     page = write_page(folder.path) if hooks.write_page else None
