@@ -19,7 +19,9 @@ from typing import Any, Final
 
 from dpcsgp.errors import ConfigError
 
-LARGEST_FILE: Final = 4 * 1024 * 1024  # bytes; a roster of 256 parties has about 0.4 MB
+LARGEST_FILE: Final = 2 * 1024 * 1024  # bytes; a roster of 256 parties has about 0.4 MB
+_LONGEST_LINE: Final = 20_000
+_MOST_DOTS: Final = 40  # of a line
 _MOST_SHOWN: Final = 60  # characters of a wrong value that an error repeats
 
 
@@ -46,6 +48,14 @@ def read_text(path: Path, what: str, largest: int = LARGEST_FILE) -> str:
 
 def parse_table(text: str, where: str) -> dict[str, Any]:
     """Return the values of a TOML text; `where` names it in errors."""
+    # The parser's time grows with the square of the parts of a dotted key: 1 MB of "a.a.a..." takes
+    # hours. Keys do not span lines, so bounded lines bound them.
+    for line in text.split("\n"):
+        too_long = len(line) > _LONGEST_LINE
+        if too_long or (line.count(".") > _MOST_DOTS and not line.startswith("#")):
+            raise ConfigError(
+                f"{where} is damaged: it has the line {_shown(line)}; ask for it again"
+            )
     try:
         return tomllib.loads(text)
     # Deep nesting exhausts the stack, a number of thousands of digits is a ValueError.

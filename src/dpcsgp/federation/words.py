@@ -30,8 +30,8 @@ _LIST: Final = """
     ocean octopus omelet onion opal orange orchid oxygen ozone palace panther parrot pasta pebble
     pelican pencil piano pickle pigeon pilot pirate poem polar poppy potato prairie prism pumpkin
     puppet purple pyramid quarry queen quilt rabbit radio rainbow ranch raven razor ribbon rubber
-    rugby safari sandal scarf school scooter sheriff shovel silver smoke snail soap spider stable
-    sugar summer sunset swivel syrup tailor teapot temple tennis theater thimble thunder toast torch
+    rugby safari sandal scarf school scooter sheriff shovel silver sketch smoke snail soap spider stable
+    sugar summer sunset syrup tailor teapot temple tennis theater thimble thunder toast torch
     tower tractor trumpet tulip tundra tuxedo twig typhoon unicorn urban vacuum vanilla vessel
     viking village violin visitor volcano voyage vulture waffle walnut wheel whistle willow wolf
     yacht yogurt zephyr zigzag zinc
