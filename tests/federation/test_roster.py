@@ -281,6 +281,7 @@ EDITS = {
     "initial_model": (r'initial_model = "..', 'initial_model = "'),
     "parties": (r"\[\[parties\]\](.|\n)*", "[parties]\n"),
     "at most 1,000,000": (r"polish_rounds = 3", "polish_rounds = 1000000000"),
+    "task.features": (r'features = "none"', 'features = "hog:8"'),
     "is damaged": (r"steps = 5", "steps = 5" + "0" * 5000),
 }
 
@@ -292,6 +293,13 @@ def test_a_roster_that_was_changed_by_hand_is_refused(agreed: Agreement, problem
     assert text != agreed.roster.text()
     with pytest.raises(ConfigError, match=problem):
         Roster.parse(text)
+
+
+def test_a_built_in_task_has_its_own_shape(tmp_path: Path) -> None:
+    roster = found(plan_of(tmp_path, DIGITS), cards_of(make_parties(tmp_path))).roster
+    text = roster.text().replace("num_classes = 10", "num_classes = 11")
+    with pytest.raises(ConfigError, match="is not the shape of task.name = 'digits'"):
+        examine(Roster.parse(text))
 
 
 def test_another_initial_model_is_found_by_everybody(agreed: Agreement) -> None:

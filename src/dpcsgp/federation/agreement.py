@@ -21,6 +21,7 @@ from dpcsgp.planning.diagnosis import Diagnosis, diagnose
 from dpcsgp.privacy import composed_epsilon
 from dpcsgp.randomness import torch_seed
 from dpcsgp.runs.design import ALLOW_DIVERGENCE, RunDesign, build_mechanism, design_run
+from dpcsgp.runs.facts import declared_facts
 from dpcsgp.tasks import build_model
 
 MOST_COORDINATES: Final = 5 * 10**8  # 2 GB of float32
@@ -103,6 +104,11 @@ def examine(roster: Roster) -> Agreement:
         ConfigError: gossip would diverge, a promise cannot pay for the plan, or the initial model
             is not the one whose digest the roster holds.
     """
+    if roster.config.task.name != "own" and roster.data != declared_shape(roster.config):
+        raise ConfigError(
+            f"data: {roster.data.content()} is not the shape of task.name = "
+            f"{roster.config.task.name!r}; the roster was changed by hand: ask for it again"
+        )
     # Budgets first: the refusal then names the party, not a number of a node.
     epsilons = [_cost_of_plan(roster, node) for node in range(len(roster.parties))]
     module = initial_module(roster.config, roster.data)
@@ -117,6 +123,12 @@ def examine(roster: Roster) -> Agreement:
     doctor = diagnose(roster.config, design.dim, smallest, roster.topology)
     costs = tuple(_cost(roster, design, node, spent) for node, spent in enumerate(epsilons))
     return Agreement(roster, design, doctor, costs)
+
+
+def declared_shape(config: Config) -> DataShape:
+    """Return the shape of a built-in data set, features applied."""
+    facts = declared_facts(config, num_examples=1)
+    return DataShape(facts.input_shape, facts.num_classes)
 
 
 def _design(roster: Roster, module: nn.Module) -> RunDesign:

@@ -11,12 +11,19 @@ from typing import Any, Final, final
 
 from dpcsgp.config import Config, per_node
 from dpcsgp.errors import ConfigError
-from dpcsgp.federation.agreement import Agreement, examine, initial_module, model_digest
+from dpcsgp.federation.agreement import (
+    Agreement,
+    declared_shape,
+    examine,
+    initial_module,
+    model_digest,
+)
 from dpcsgp.federation.cards import Card
 from dpcsgp.federation.files import Fields, parse_table, read_text
 from dpcsgp.federation.roster import (
     LISTED,
     MOST_PARTIES,
+    OWN_DATA,
     DataShape,
     Roster,
     check_parties,
@@ -27,7 +34,6 @@ from dpcsgp.federation.roster import (
 )
 from dpcsgp.graphs import star
 from dpcsgp.runs.design import build_topology
-from dpcsgp.runs.facts import declared_facts
 from dpcsgp.runtime.process import MACHINE_SETTINGS
 
 YEAR: Final = datetime.timedelta(days=365)
@@ -84,7 +90,7 @@ def found(plan: Plan, cards: Sequence[Card], ends: datetime.date | None = None) 
     # Settings, shape of the data, the model they give, and the edges that the graph has.
     config = _settings(plan, cards)
     check_settings(config)
-    data = plan.data or _declared_shape(config)
+    data = plan.data or declared_shape(config)
     edges = tuple(build_topology(config).edges)
     if config.graph.name == "edges":
         config = _with_graph(config, "edges")
@@ -142,25 +148,8 @@ def _settings(plan: Plan, cards: Sequence[Card]) -> Config:
         for section, table in values.items()
     }
     if own:
-        kept["task"] = _own_task(kept["task"])
+        kept["task"] = {**OWN_DATA, **kept["task"]}
     return complete_settings(kept, cards)
-
-
-def _own_task(task: dict[str, Any]) -> dict[str, Any]:
-    """Return the task of parties who bring their own data: no features, no partition."""
-    fixed = {"features": "none", "partition": "own"}
-    for key, value in fixed.items():
-        if task.get(key, value) != value:
-            raise ConfigError(
-                f'task.{key} = {task[key]!r}: for task.name = "own" every party brings its data '
-                f"ready for the model; leave task.{key} out"
-            )
-    return {**task, **fixed}
-
-
-def _declared_shape(config: Config) -> DataShape:
-    facts = declared_facts(config, num_examples=1)
-    return DataShape(facts.input_shape, facts.num_classes)
 
 
 def _with_graph(config: Config, name: str, order: Sequence[int] | None = None) -> Config:

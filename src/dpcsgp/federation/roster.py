@@ -35,6 +35,8 @@ MOST_PARTIES: Final = 256
 # Settings that follow from the cards.
 FROM_CARDS: Final = ("privacy.epsilon", "privacy.delta", "graph.num_nodes")
 LISTED: Final = "roster"  # graph.edges_file of a graph whose edges stand in the roster itself
+# Settings of a task whose data are the parties' own.
+OWN_DATA: Final = {"features": "none", "partition": "own"}
 _MOST_INPUTS: Final = 10**8
 _MOST_STEPS: Final = 10**6
 _BOUNDED: Final = (
@@ -287,6 +289,12 @@ def check_settings(config: Config) -> None:
             f'algorithm.name = "{config.algorithm.name}": nothing is sent, so there is nothing to '
             'do together; choose "dp-csgp"'
         )
+    for key, value in OWN_DATA.items() if config.task.name == "own" else ():
+        if (given := getattr(config.task, key)) != value:
+            raise ConfigError(
+                f'task.{key} = {given!r}: for task.name = "own" every party brings its data ready '
+                f"for the model; leave task.{key} out"
+            )
     # Costs are computed from these: a hostile roster must not keep a machine busy for ever.
     for field in _BOUNDED:
         if (value := config.flat()[field]) > _MOST_STEPS:
