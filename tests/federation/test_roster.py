@@ -130,6 +130,7 @@ def test_nothing_of_a_machine_enters_the_roster(tmp_path: Path) -> None:
         ({"algorithm__name": "antigravity:GO"}, "package's own methods only"),
         ({"privacy__noise": "none"}, r"party lab-a: .* costs inf"),
         ({"privacy__noise": "paper"}, r"party lab-a: its card promises eps 2"),
+        ({"privacy__noise": "paper", "privacy__c2": 1e300}, "party lab-a: .*out of range"),
         ({"privacy__expected_batch_size": [30, 30, 91]}, "party lab-c: .*91"),
         ({"privacy__expected_batch_size": [30, 30]}, "2 values"),
         ({"task__features": "hog:8"}, "task.features"),
@@ -280,6 +281,7 @@ EDITS = {
     "version": (r"version = 1", "version = true"),
     "initial_model": (r'initial_model = "..', 'initial_model = "'),
     "parties": (r"\[\[parties\]\](.|\n)*", "[parties]\n"),
+    "clip_norm = inf: expected a finite number": (r"clip_norm = 1.0", "clip_norm = inf"),
     "at most 1,000,000": (r"polish_rounds = 3", "polish_rounds = 1000000000"),
     "task.features": (r'features = "none"', 'features = "hog:8"'),
     "is damaged": (r"steps = 5", "steps = 5" + "0" * 5000),
@@ -298,7 +300,7 @@ def test_a_roster_that_was_changed_by_hand_is_refused(agreed: Agreement, problem
 def test_a_built_in_task_has_its_own_shape(tmp_path: Path) -> None:
     roster = found(plan_of(tmp_path, DIGITS), cards_of(make_parties(tmp_path))).roster
     text = roster.text().replace("num_classes = 10", "num_classes = 11")
-    with pytest.raises(ConfigError, match="is not the shape of task.name = 'digits'"):
+    with pytest.raises(ConfigError, match=r"is not the shape of task.name = 'digits'"):
         examine(Roster.parse(text))
 
 
@@ -366,9 +368,11 @@ def test_wrong_types_anywhere_are_errors(agreed: Agreement, data: st.DataObject)
         text = "{}" if isinstance(value, dict) else toml_value(value)
     lines[place] = f"{lines[place].split(' = ')[0]} = {text}"
     try:
-        Roster.parse("\n".join(lines))
+        roster = Roster.parse("\n".join(lines))
     except ConfigError:
         return
+    assert len(roster.fingerprint) == 64
+    assert Roster.parse(roster.text()) == roster
 
 
 def test_every_field_that_differs_is_named(agreed: Agreement, tmp_path: Path) -> None:

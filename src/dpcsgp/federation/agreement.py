@@ -178,12 +178,12 @@ def _cost_of_plan(roster: Roster, node: int) -> float:
     sizes = roster.facts.num_examples
     # Nodes without examples are not calibrated: only this party's budget is asked.
     alone = tuple(size if other == node else 0 for other, size in enumerate(sizes))
+    steps = config.algorithm.steps + config.privacy.replay_reserve
     try:
         event = build_mechanism(config, alone).event(node)
-    except ConfigError as error:
+        spent = composed_epsilon([(event, steps)], card.promised.delta)
+    except (ConfigError, OverflowError) as error:
         raise ConfigError(f"party {card.name}: {error}") from None
-    steps = config.algorithm.steps + config.privacy.replay_reserve
-    spent = composed_epsilon([(event, steps)], card.promised.delta)
     if spent > card.promised.epsilon * (1 + _ROUNDING):
         raise ConfigError(
             f"party {card.name}: its card promises eps {card.promised.epsilon:g}, but the plan "

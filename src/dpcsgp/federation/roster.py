@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -295,6 +296,9 @@ def check_settings(config: Config) -> None:
                 f'task.{key} = {given!r}: for task.name = "own" every party brings its data ready '
                 f"for the model; leave task.{key} out"
             )
+    for field, value in config.flat().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{field} = {value}: expected a finite number")
     # Costs are computed from these: a hostile roster must not keep a machine busy for ever.
     for field in _BOUNDED:
         if (value := config.flat()[field]) > _MOST_STEPS:

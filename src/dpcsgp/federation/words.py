@@ -20,21 +20,21 @@ _LIST: Final = """
     badge baker bamboo banjo barn beach bell berry bison blanket blossom bonfire book bottle bread
     bucket buffalo butter cabin cactus camel canoe captain cargo castle cedar chalk chess chimney
     cinema circle clay cliff clock cobra coffee copper cotton cradle cricket crown crystal cymbal
-    daisy dancer denim desert diamond doctor dolphin donkey dragon drum dune dynamo eagle earth
-    echo eclipse elbow elder emerald engine fabric falcon feather fence fiddle finger flame forest
-    fossil fruit funnel garden gate giraffe glacier glove goblet gorilla granite guitar helmet herb
-    hippo horizon husky hyena iceberg igloo indigo insect island ivory jaguar jasmine jewel jigsaw
-    jungle kayak kimono kitchen kiwi knight koala ladder lagoon lantern lava lemon leopard library
-    lilac linen lizard lobster lotus magnet mammoth marble meadow mermaid metal mirror mitten
-    mosaic muffin museum napkin needle nest nickel ninja nugget nutmeg nylon oasis oatmeal obelisk
-    ocean octopus omelet onion opal orange orchid oxygen ozone palace panther parrot pasta pebble
-    pelican pencil piano pickle pigeon pilot pirate poem polar poppy potato prairie prism pumpkin
-    puppet purple pyramid quarry queen quilt rabbit radio rainbow ranch raven razor ribbon rubber
-    rugby safari sandal scarf school scooter sheriff shovel silver sketch smoke snail soap spider stable
-    sugar summer sunset syrup tailor teapot temple tennis theater thimble thunder toast torch
-    tower tractor trumpet tulip tundra tuxedo twig typhoon unicorn urban vacuum vanilla vessel
-    viking village violin visitor volcano voyage vulture waffle walnut wheel whistle willow wolf
-    yacht yogurt zephyr zigzag zinc
+    daisy dancer denim desert diamond doctor dolphin donkey dragon drum dune dynamo eagle earth echo
+    eclipse elbow elder emerald engine fabric falcon feather fence fiddle finger flame forest fossil
+    fruit funnel garden gate giraffe glacier glove goblet gorilla granite guitar helmet herb hippo
+    horizon husky hyena iceberg igloo indigo insect island ivory jaguar jasmine jewel jigsaw jungle
+    kayak kimono kitchen kiwi knight koala ladder lagoon lantern lava lemon leopard library lilac
+    linen lizard lobster lotus magnet mammoth marble meadow mermaid metal mirror mitten mosaic
+    muffin museum napkin needle nest nickel ninja nugget nutmeg nylon oasis oatmeal obelisk ocean
+    octopus omelet onion opal orange orchid oxygen ozone palace panther parrot pasta pebble pelican
+    pencil piano pickle pigeon pilot pirate poem polar poppy potato prairie prism pumpkin puppet
+    purple pyramid quarry queen quilt rabbit radio rainbow ranch raven razor ribbon rubber rugby
+    safari sandal scarf school scooter sheriff shovel silver sketch smoke snail soap spider stable
+    sugar summer sunset syrup tailor teapot temple tennis theater thimble thunder toast torch tower
+    tractor trumpet tulip tundra tuxedo twig typhoon unicorn urban vacuum vanilla vessel viking
+    village violin visitor volcano voyage vulture waffle walnut wheel whistle willow wolf yacht
+    yogurt zephyr zigzag zinc
 """
 WORDS: Final = tuple(_LIST.split())
 
