@@ -153,6 +153,12 @@ def test_a_changed_field_breaks_the_signature(party: PartyFolder, old: str, new:
         Card.parse(text.replace(old, new), "card")
 
 
+def test_a_signature_holds_for_one_purpose(party: PartyFolder) -> None:
+    content = party.card.content()
+    assert identity.is_signed(party.card.certificate, "card", content, party.card.signature)
+    assert not identity.is_signed(party.card.certificate, "consent", content, party.card.signature)
+
+
 def test_spaces_comments_and_order_do_not_count(party: PartyFolder) -> None:
     first, *rest = party.card.text().replace("epsilon = 2.0", "epsilon=2 # two").splitlines()[2:]
     assert Card.parse("\n".join([*rest, first]), "card") == party.card

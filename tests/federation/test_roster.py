@@ -187,13 +187,31 @@ def test_an_edge_that_nobody_can_dial_is_refused_and_the_proposal_works(
 def test_where_edges_cannot_be_dropped_a_star_is_proposed_and_works(
     tmp_path: Path, parties: list[PartyFolder]
 ) -> None:
-    cards = cards_of(parties)[::-1]  # d, c, b, a: on the ring d sends to c
+    a, b, c, d = parties
+    # On the ring d sends to c. What is stated per party differs, and moves with it.
+    cards = cards_of([d, c, b.promise(Promise(80, 3.0, 1e-4)), a])
     plan = changed(PLAN, privacy__expected_batch_size=[10, 20, 30, 40])
     with pytest.raises(ConfigError, match=r'"star" .* card of lab-b, who can be called, first'):
         found(plan_of(tmp_path, plan), cards)
     proposed = changed(PLAN, graph__name="star")
     order = [cards[2], cards[0], cards[1], cards[3]]
     assert found(plan_of(tmp_path, proposed), order).doctor.healthy
+
+
+def test_no_roster_has_an_edge_that_nobody_can_dial(tmp_path: Path) -> None:
+    """Whoever wrote the file: the check is the roster's own."""
+    parties = make_parties(tmp_path)
+    roster = found(plan_of(tmp_path), cards_of(parties)).roster
+    closed = [
+        signed_card(party.key(), party.name, party.certificate_pem, None, key, PROMISE)
+        for party in parties[:2]
+        for key in [party.card.noise_key]
+    ]
+    text = roster.text()
+    for old, new in zip(roster.parties, closed, strict=False):
+        text = text.replace("\n".join(old.lines()), "\n".join(new.lines()))
+    with pytest.raises(ConfigError, match="edge lab-a -> lab-b: both only call out"):
+        Roster.parse(text)
 
 
 def test_parties_of_whom_none_can_be_called_are_refused(tmp_path: Path) -> None:
@@ -312,7 +330,15 @@ def test_another_initial_model_is_found_by_everybody(agreed: Agreement) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a." * 900_000 + "a=1", "a=" + "[" * 500_000, "a=1\n" * 2, "\x00", "", "[[parties]]\n" * 9],
+    [
+        "a." * 900_000 + "a=1",
+        "\n".join("a." * 9000 + f"a{line}=1" for line in range(100)),
+        "a=" + "[" * 500_000,
+        "a=1\n" * 2,
+        "\x00",
+        "",
+        "[[parties]]\n" * 9,
+    ],
 )
 def test_hostile_texts_are_refused_at_once(text: str) -> None:
     start = time.monotonic()
@@ -322,10 +348,13 @@ def test_hostile_texts_are_refused_at_once(text: str) -> None:
 
 
 def test_files_that_are_too_large_or_no_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "large").write_bytes(b"#" * 3_000_000)
+    (tmp_path / "large").write_bytes(b"#\n" * 1_500_000)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name in ("large", "binary", "missing", "."):
-        with pytest.raises(ConfigError, match="roster"):
+    for name, problem in {
+        "large": "more than 2,097,152 bytes", "binary": "is no text",
+        "missing": "no such file", ".": "no such file",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=f"roster .*{problem}"):
             Roster.load(tmp_path / name)
     with pytest.raises(ConfigError, match="no such file"):
         Roster.load(Path("/dev/zero"))
