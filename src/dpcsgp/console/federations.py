@@ -110,8 +110,7 @@ def _promise(agreement: Agreement, cost: PartyCost) -> dict[str, str]:
         f"{cost.expected_batch_size}, clip norm {config.privacy.clip_norm:g}",
         "heard directly by": ", ".join(cost.heard_by),
         "hears": ", ".join(cost.hears),
-        "sends": f"{_size(cost.bytes_sent)} in all, "
-        f"{_size(agreement.bytes_per_edge)} per edge",
+        "sends": f"{_size(cost.bytes_sent)} in all, {_size(agreement.bytes_per_edge)} per edge",
         "receives": f"{_size(cost.bytes_received)} in all",
         "is reached at": cost.address or "nowhere: it only calls out",
         "until": f"{agreement.roster.ends}",
