@@ -24,6 +24,7 @@ ORDER = (
     "block",
     "rotation",
     "features",
+    "cancelling",
     "cnn",
     "scaling",
 )

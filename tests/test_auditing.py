@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
@@ -16,10 +19,12 @@ from dpcsgp.auditing.bounds import (
     clopper_pearson,
     same_family,
 )
-from dpcsgp.auditing.experiment import Pairs, Setting, build_run, messages
+from dpcsgp.auditing.colluders import TrialPairs
+from dpcsgp.auditing.experiment import Groups, Setting, build_run, messages
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import ReleaseEvent, composed_epsilon
+from dpcsgp.privacy.noise import SENSITIVITY_SLACK
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 
 
@@ -67,6 +72,33 @@ def test_only_broken_mechanisms_are_caught(method: list[str], fault: str | None)
     assert result.epsilon_lower_bound_any_mechanism <= max(result.epsilon_lower_bound, 1e-9) * 1.01
     assert result.epsilon_lower_bound <= result.epsilon_reachable * 1.01
     assert result.epsilon_lower_bound_any_mechanism <= result.epsilon_reachable_any_mechanism
+
+
+def test_observers_with_colluders_recover_releases_with_exactly_the_stated_noise() -> None:
+    """Two of four nodes collude; the attack hears all four and subtracts what those two know."""
+    few = ("privacy.max_colluders=2", "compression.spec=none", "algorithm.steps=3")
+    setting = Setting.of(settings(*few, "privacy.epsilon=6"))
+    assert setting.group == 4
+    inside = torch.arange(600) % 2 == 0
+    nodes = range(setting.group * len(inside))
+    public, private = PublicRandomness(0, nodes), PrivateRandomness.seeded(1, nodes)
+    run = build_run(setting, inside, private, public)
+    pairs = cast(TrialPairs, run.gradients.mechanism.pairs)
+    steps_TS = gather(setting, messages(run), public, pairs).steps_TS
+    wanted = setting.event.noise_multiplier * (1 + SENSITIVITY_SLACK)
+    assert steps_TS[~inside, :2].std() == pytest.approx(wanted, rel=5 / math.sqrt(2 * 600))
+    drawn = steps_TS[inside, :2].mean() - steps_TS[~inside, :2].mean()
+    assert drawn == pytest.approx(setting.event.sampling_rate, abs=5 * wanted / math.sqrt(300))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [None, "one-more-colluder"])
+def test_an_audit_with_colluders_passes_unless_there_is_one_more(fault: str | None) -> None:
+    shared = settings("privacy.max_colluders=1", "compression.spec=none", "algorithm.steps=4")
+    result = audit(shared, 200, fault, draws=10_000)
+    assert result.epsilon_claimed == pytest.approx(0.5, rel=0.01)
+    assert result.passed == (fault is None)
+    assert result.stream_passed
 
 
 def test_a_bound_far_below_the_claim_is_not_called_informative() -> None:
@@ -138,7 +170,7 @@ def test_the_tape_holds_every_round_of_every_node_polish_included() -> None:
 
 
 def test_pairs_mix_with_their_partner_only() -> None:
-    mixed = Pairs((0, 1, 2, 3)).mix(torch.tensor([[1.0], [3.0], [10.0], [30.0]]))
+    mixed = Groups((0, 1, 2, 3)).mix(torch.tensor([[1.0], [3.0], [10.0], [30.0]]))
     assert mixed.flatten().tolist() == [2.0, 2.0, 20.0, 20.0]
 
 

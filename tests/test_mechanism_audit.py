@@ -65,6 +65,13 @@ KINDS = [
 ]
 
 # The check that a fault is named after: others may fail with it.
+# shared noise: the observer's best combination of all messages shows these
+SHOWN_AMONG_PAIRS = {
+    "pair-stream-twice": "noise: steps 2k, 2k+1",
+    "pair-sign": "noise above the stated",
+    "one-more-colluder": "noise below the stated",
+    "pair-within": "noise: steps 2k, 2k+1",
+}
 SHOWN_BY = {
     "noise": "noise below the stated",
     "clipping": "clipped one by one",
@@ -126,8 +133,31 @@ def test_every_planted_fault_is_flagged_by_the_default_draws_at_eps_8_too(fault:
 
 
 def test_the_order_of_noise_and_encoding_is_no_matter_of_the_mechanism() -> None:
-    assert set(FAULTS) == {*SHOWN_BY, "order"}
+    assert set(FAULTS) == {*SHOWN_BY, *SHOWN_AMONG_PAIRS, "order"}
     assert audit_mechanism(setting(), FEW, "order").passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_colluders", [0, 2])
+def test_observers_with_as_many_colluders_as_stated_see_the_stated_noise(
+    max_colluders: int,
+) -> None:
+    result = audit_mechanism(setting(f"privacy.max_colluders={max_colluders}"), FEW)
+    assert result.flagged == []
+    assert result.noise_multiplier == pytest.approx(setting().event.noise_multiplier, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [*SHOWN_AMONG_PAIRS, "noise", "reused-noise"])
+def test_every_fault_of_shared_noise_is_flagged(fault: str) -> None:
+    result = audit_mechanism(setting("privacy.max_colluders=2"), FEW, fault)
+    assert (SHOWN_AMONG_PAIRS | SHOWN_BY)[fault] in result.flagged
+
+
+@pytest.mark.parametrize("fault", SHOWN_AMONG_PAIRS)
+def test_faults_of_pairs_need_pairs(fault: str) -> None:
+    with pytest.raises(ConfigError, match=f"--break {fault}: pairs share no noise here"):
+        audit_mechanism(setting(), FEW, fault)
 
 
 @pytest.mark.parametrize("fault", ["rate", "double-rate", "same-batch"])

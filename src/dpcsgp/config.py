@@ -119,6 +119,9 @@ class PrivacyConfig(Section):
     c2: Positive = 1.0
     # Releases that a resumed run may repeat; the noise is calibrated for them as well.
     replay_reserve: Annotated[int, Field(ge=0)] = 0
+    # How many other nodes may tell all they know; fewer than all: pairs of nodes share noise that
+    # cancels in the average (docs/cancelling-noise.md).
+    max_colluders: Literal["all"] | Annotated[int, Field(ge=0)] = "all"
     # For experiments only: whoever knows the seed can subtract the noise.
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
@@ -193,6 +196,33 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_colluders(self) -> Config:
+        colluders, name = self.privacy.max_colluders, self.algorithm.name
+        if colluders == "all":
+            return self
+        where = f"privacy.max_colluders = {colluders}"
+        if self.privacy.noise != "calibrated":
+            raise ValueError(
+                f'{where}: shared noise is calibrated; set privacy.noise = "calibrated", or '
+                'privacy.max_colluders = "all"'
+            )
+        if self.method.one_place or not self.method.sends:
+            raise ValueError(
+                f'{where}: algorithm.name = "{name}" averages nothing, so shared noise would not '
+                'cancel; set privacy.max_colluders = "all", or choose a method that exchanges'
+            )
+        from dpcsgp.privacy.cancelling import noise_groups  # most settings need no privacy room
+
+        smallest = min(map(len, noise_groups(self.graph.num_nodes)))
+        if colluders > smallest - 2:
+            raise ValueError(
+                f"{where}: of {smallest} nodes that share noise no honest pair would be left; "
+                + (f"choose at most {smallest - 2}, or " if smallest > 1 else "choose ")
+                + 'privacy.max_colluders = "all" (independent noise, no trust)'
+            )
+        return self
+
     @property
     def method(self) -> Method:
         """The row of the table of methods that `algorithm.name` names."""
@@ -217,7 +247,10 @@ class Config(Section):
 
     def fingerprint(self) -> str:
         """Return a short digest of all settings that a resumed run must share."""
-        return hashlib.blake2b(self.model_dump_json().encode(), digest_size=12).hexdigest()
+        # Keys that came later count only where they are set: older folders can still be resumed.
+        later = {"privacy": {"max_colluders"}} if self.privacy.max_colluders == "all" else None
+        text = self.model_dump_json(exclude=later)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def per_node(value: Any, num_nodes: int) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WATCHED_EVALUATIONS: Final = 5
 # Per node like metrics, but not measured on test data.
-RESERVED_KEYS: Final = ("epsilon_nodes", "bytes_sent_nodes")
+RESERVED_KEYS: Final = ("epsilon_nodes", "epsilon_all_collude_nodes", "bytes_sent_nodes")
 MANY_NODES: Final = 32  # above this, intermediate evaluations look at a sample of the nodes
 
 
@@ -46,6 +46,8 @@ def evaluation_row(run: Run, state: Any, seconds: float, final: bool) -> dict[st
         "bytes_sent_nodes": run.network.traffic.bytes_sent,
         "epsilon_nodes": run.gradients.epsilon_spent(),
     }
+    if run.gradients.mechanism.pairs is not None:  # otherwise it is the same
+        row["epsilon_all_collude_nodes"] = run.gradients.epsilon_all_collude()
     for name, values in run.task.evaluate(models_ND[list(looked_at)]).items():
         row[f"{name}_nodes"] = values.tolist()
         row[f"{name}_node_mean"] = float(values.mean())

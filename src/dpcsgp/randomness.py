@@ -5,7 +5,8 @@ Two kinds of randomness never touch each other:
 * public streams (masks, dither, rotations, initial model, partition) follow from a seed that every
   node knows;
 * private streams (batch sampling, noise) follow from a secret key per node: fresh entropy of the
-  operating system by default, a seed only for experiments, which are then stamped as not private.
+  operating system by default, a seed only for experiments, which are then stamped as not private;
+  noise that two nodes share follows from a secret key of that pair.
 
 Both are AES-256 in counter mode: a byte depends on (key, purpose, step, node) alone, so resuming
 needs no generator state, and any receiver can rebuild the public stream of any sender. AES-CTR is a
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -123,6 +124,11 @@ class PrivateRandomness:
         keys = [_derive_key(secret, b"dpcsgp private", f"node {node}") for node in nodes]
         return cls(nodes, keys, reproducible=True)
 
+    def rows(self, rows: Sequence[int], nodes: Sequence[int]) -> PrivateRandomness:
+        """Return the secret keys of some rows, under other node numbers."""
+        keys = [self._keys[row] for row in rows]
+        return PrivateRandomness(nodes, keys, self.reproducible)
+
     def row_bytes(self, purpose: str, step: int, row: int, num_bytes: int) -> np.ndarray:
         """Return uint8 (num_bytes,): the secret stream of node `nodes[row]`."""
         key = _derive_key(self._keys[row], b"dpcsgp private", purpose)
@@ -130,6 +136,32 @@ class PrivateRandomness:
 
     def __repr__(self) -> str:  # keys must never reach a log or a traceback
         return f"PrivateRandomness(nodes={self.nodes}, reproducible={self.reproducible})"
+
+
+class PairStreams:
+    """Secret streams that exactly two nodes know; both draw the same bytes.
+
+    Args:
+        keys: (smaller node, larger node) -> 32 secret bytes that only these two have.
+    """
+
+    def __init__(self, keys: Mapping[tuple[int, int], bytes]) -> None:
+        self._keys: Final = dict(keys)
+
+    def bytes(self, first: int, second: int, purpose: str, step: int, num_bytes: int) -> np.ndarray:
+        """Return uint8 (num_bytes,): the stream of a pair, in whichever order it is named."""
+        secret = self._keys[min(first, second), max(first, second)]
+        return _keystream(_derive_key(secret, b"dpcsgp pairs", purpose), step, 0, num_bytes)
+
+    def fingerprints(self) -> dict[tuple[int, int], str]:
+        """Return a short public digest of every key, so that both ends can compare."""
+        return {
+            pair: _derive_key(secret, b"dpcsgp pairs", "fingerprint").hex()[:16]
+            for pair, secret in self._keys.items()
+        }
+
+    def __repr__(self) -> str:  # keys must never reach a log or a traceback
+        return f"PairStreams({sorted(self._keys)})"
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def train(
     """
     # From the start or a checkpoint, as far as the schedule and all budgets go.
     progress = _start(run, resume_from)
-    last_step = progress.state.step + _steps_within_budget(run)
+    last_step = progress.state.step + _steps_within_budget(run, progress.state.step)
     steps = run.schedule.steps
     try:
         while progress.state.step < steps:
@@ -209,9 +209,9 @@ def _iterate(run: Run, progress: Progress) -> None:
     progress.state, progress.velocity_ND = state, velocity_ND
 
 
-def _steps_within_budget(run: Run) -> int:
+def _steps_within_budget(run: Run, step: int) -> int:
     """Return in how many further steps some node of the run can make a release: all agree on it."""
-    left = run.gradients.releases_left()
+    left = run.gradients.join(step, run.schedule.steps, run.network.gather_values)
     hosted = run.schedule.steps if left is None else left
     return max(run.network.gather_values("remaining releases", hosted))
 

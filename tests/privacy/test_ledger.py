@@ -204,7 +204,7 @@ def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
 
     line, _ = encode_line({**HEADER.as_record(new_start()), "format": 99}, GENESIS)
     (tmp_path / "a.jsonl").write_bytes(line)
-    with pytest.raises(LedgerError, match="format 99, this version reads formats 1 and 2"):
+    with pytest.raises(LedgerError, match="format 99, this version reads formats 1, 2, 3"):
         read_ledger(tmp_path / "a.jsonl")
 
 

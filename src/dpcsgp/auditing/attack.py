@@ -24,7 +24,8 @@ from torch import Tensor
 from dpcsgp.algorithms import DPBlock
 from dpcsgp.algorithms.base import rate_at
 from dpcsgp.algorithms.dp_block import block_indices
-from dpcsgp.auditing.experiment import Pairs, Setting
+from dpcsgp.auditing.colluders import TrialPairs
+from dpcsgp.auditing.experiment import Groups, Setting
 from dpcsgp.randomness import PublicRandomness
 
 Scores = Callable[["Evidence"], np.ndarray]
@@ -43,7 +44,7 @@ class Evidence:
 
 
 @dataclass
-class Replay(Pairs):
+class Replay(Groups):
     """Plays one taped round back and keeps what the receivers decoded."""
 
     heard_SD: Tensor | None = field(default=None)
@@ -54,15 +55,24 @@ class Replay(Pairs):
         return self.tape.pop(0)
 
     def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
-        """Mix as the pairs did; the first values of a round are the decoded messages."""
+        """Mix as the groups did; the first values of a round are the decoded messages."""
         self.heard_SD = values_SD if self.heard_SD is None else self.heard_SD
         return super().mix(values_SD, onto_ND)
 
 
-def gather(setting: Setting, tape: Sequence[Tensor], public: PublicRandomness) -> Evidence:
-    """Replay the tape with zero gradients and keep what the frames held beyond the replay."""
+def gather(
+    setting: Setting,
+    tape: Sequence[Tensor],
+    public: PublicRandomness,
+    pairs: TrialPairs | None = None,
+) -> Evidence:
+    """Replay the tape with zero gradients and keep what the frames held beyond the replay.
+
+    With shared noise (`pairs`) all nodes of a trial are listened to, what the colluders know is
+    subtracted, and the honest nodes' messages are combined.
+    """
     algorithm, direction_D = setting.algorithm, setting.direction_D
-    network = Replay(public.nodes, list(tape))
+    network = Replay(public.nodes, setting.group, list(tape))
     start_ND = torch.zeros(len(public.nodes), setting.dim)
     state: Any = algorithm.init(start_ND, start_ND[0])
     columns, shares = [], []
@@ -79,12 +89,17 @@ def gather(setting: Setting, tape: Sequence[Tensor], public: PublicRandomness) -
         # With error feedback the public copy x_hat follows x; otherwise the message is x itself.
         public_ND = state.x_hat_ND if setting.config.method.error_feedback else network.heard_SD
         assert public_ND is not None
-        # every other node is a victim; listeners have no data
-        columns.append((public_ND - before_ND[:, known_D])[::2] @ direction_D[known_D])
+        columns.append((public_ND - before_ND[:, known_D]) @ direction_D[known_D])
         shares.append(float(direction_D[known_D].square().sum()))
-    rounds_TK = torch.stack(columns, 1).numpy().astype(np.float64)
+    rounds_NK = torch.stack(columns, 1).numpy().astype(np.float64)
+    rounds_TGK = rounds_NK.reshape(-1, setting.group, len(tape))
     # rounds = mix @ steps (plus coding noise), solved for the steps by least squares
     mix_KS = _gradient_shares(setting, len(tape)) * np.array(shares)[:, None]
+    if pairs is None:  # the victim is the first of its trial, the listener has no data
+        rounds_TK = rounds_TGK[:, 0]
+    else:
+        known_TGS = np.stack(pairs.known_steps, -2) @ direction_D.double().numpy()
+        rounds_TK = pairs.combine(rounds_TGK - known_TGS @ mix_KS.T)
     unit = setting.mechanism.clip_norm / setting.mechanism.expected_batch_sizes[0]
     return Evidence(rounds_TK / unit, rounds_TK @ np.linalg.pinv(mix_KS).T / unit)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from dpcsgp.auditing.bounds import (
     claimed_curve,
     same_family,
 )
+from dpcsgp.auditing.colluders import TrialPairs
 from dpcsgp.auditing.draws import DRAWS
 from dpcsgp.auditing.experiment import Setting, build_run, messages
 from dpcsgp.auditing.faults import break_run, check_fault
@@ -119,12 +120,13 @@ def _batch(
     setting: Setting, inside_T: np.ndarray, fault: str | None, number: int
 ) -> tuple[Evidence, int]:
     """Train one batch of victims; return the evidence and the number of messages per trial."""
-    nodes = range(2 * len(inside_T))
+    nodes = range(setting.group * len(inside_T))
     public = PublicRandomness((setting.config.run.seed + number) % 2**63, nodes)
     private = setting.private_streams(nodes, shift=number)
-    run = build_run(setting, torch.from_numpy(inside_T), private, public)
+    run = build_run(setting, torch.from_numpy(inside_T), private, public, fault)
+    pairs = cast(TrialPairs | None, run.gradients.mechanism.pairs)
     tape = messages(break_run(run, fault))
-    return gather(setting, tape, public), len(tape)
+    return gather(setting, tape, public, pairs), len(tape)
 
 
 def _judge(

@@ -121,7 +121,7 @@ def same_family(rates: Rates, event: ReleaseEvent, steps: int, delta: float) -> 
     deltas = (*_DELTAS, delta)
 
     def ruled_out(noise: float) -> bool:
-        return contradicts(rates, replace(event, noise_multiplier=noise), steps, deltas)
+        return contradicts(rates, replace(event.stated, noise_multiplier=noise), steps, deltas)
 
     # Bracket: less noise allows more, so it is harder to rule out. `high` is ruled out, `low` not.
     low = high = event.noise_multiplier
@@ -137,7 +137,7 @@ def same_family(rates: Rates, event: ReleaseEvent, steps: int, delta: float) -> 
         middle = math.sqrt(low * high)
         low, high = (low, middle) if ruled_out(middle) else (middle, high)
     # `high` is ruled out: whatever noise there is, it is below, and costs more than this.
-    return composed_epsilon([(replace(event, noise_multiplier=high), steps)], delta)
+    return composed_epsilon([(replace(event.stated, noise_multiplier=high), steps)], delta)
 
 
 def contradicts(rates: Rates, event: ReleaseEvent, steps: int, deltas: Sequence[float]) -> bool:

@@ -17,12 +17,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, Protocol, final
+from typing import Any, Final, Protocol, cast, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpcsgp.auditing.colluders import SeenByColluders, trial_mechanism
 from dpcsgp.auditing.experiment import CANARY_NORMS, DIM, Setting, canary_axis, output_as_loss
 from dpcsgp.auditing.faults import break_engine, break_mechanism
 from dpcsgp.errors import ConfigError
@@ -94,11 +95,16 @@ def draw_mechanism(setting: Setting, draws: int, fault: str | None) -> Draws:
         raise ConfigError(
             f"--draws {draws}: expected at least {FEWEST_DRAWS}; the default is {DRAWS}"
         )
-    mechanism = many_nodes(setting)
+    mechanism, group = many_nodes(setting), setting.group
     engine = clipping_engine(nn.Sequential(nn.Linear(DIM, 1, bias=False)), output_as_loss)
-    private = setting.private_streams(range(NODES), shift=_SEED_SHIFT)
     watch = Watch(mechanism, break_engine(engine, fault))
-    return watch_releases(watch, break_mechanism(mechanism, fault), private, draws)
+    if mechanism.shared is None:
+        private = setting.private_streams(range(NODES), shift=_SEED_SHIFT)
+        return watch_releases(watch, break_mechanism(mechanism, fault), private, draws)
+    # with shared noise: what observers with colluders see of the victim of each group
+    private = setting.private_streams(range(group * NODES), shift=_SEED_SHIFT)
+    seen = SeenByColluders(trial_mechanism(mechanism, private, fault))
+    return watch_releases(watch, break_mechanism(cast(Any, seen), fault), private, draws)
 
 
 def watch_releases(
@@ -115,8 +121,10 @@ def watch_releases(
 def many_nodes(setting: Setting) -> GaussianMechanism:
     """Return the run's mechanism for many nodes like its first, at the same sampling rate."""
     batch, total = scaled(*setting.stated_batch)
+    law = setting.mechanism.shared
     return replace(
         setting.mechanism,
+        shared=law.with_batch(batch, batch / total) if law is not None else None,
         noise_multipliers=setting.mechanism.noise_multipliers[:1] * NODES,
         expected_batch_sizes=(batch,) * NODES,
         num_examples=(total,) * NODES,

@@ -1,12 +1,14 @@
 """The experiment of an audit: victims with or without a canary, and a tape of all their messages.
 
-Each trial is a pair of nodes that hear nobody else: a victim that may hold the canary, and a
-listener without data. All trials run side by side through the real training loop, mechanism,
-algorithm, compressor and frames. The model is linear with loss equal to its output, so that an
-example's gradient is the example itself: the canary is ten clip norms long (it is clipped to one),
-all other examples are zero. No data set and no model could be told apart more easily.
+Each trial is a group of nodes that hear nobody else: a victim that may hold the canary, and a
+listener without data; where pairs share noise, the victim, partners without the canary, and the
+nodes that collude with the observer (see `colluders`). All trials run side by side through the
+real training loop, mechanism, algorithm, compressor and frames. The model is linear with loss equal
+to its output, so that an example's gradient is the example itself: the canary is ten clip norms
+long (it is clipped to one), all other examples are zero. No data set and no model could be told
+apart more easily.
 
-Legend: N nodes (two per trial), T trials, E places for examples, D coordinates, B bytes of a frame.
+Legend: N nodes (G per trial), T trials, E places for examples, D coordinates, B bytes of a frame.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 
 from dpcsgp import graphs
 from dpcsgp.algorithms import Algorithm
+from dpcsgp.auditing.colluders import group_size, trial_mechanism
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, per_node
 from dpcsgp.errors import ConfigError
@@ -34,6 +37,7 @@ from dpcsgp.privacy import (
     ReleaseEvent,
     clipping_engine,
 )
+from dpcsgp.privacy.shared_noise import SharedNoise, calibrate_shared_noise
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.metrics import Recorder
 from dpcsgp.runs.design import build_algorithm, build_mechanism
@@ -46,6 +50,7 @@ DIM: Final = 16
 MOST_STEPS: Final = 40
 CANARY_NORMS: Final = 10.0  # length of the canary's gradient in clip norms
 _MOST_EXAMPLES: Final = 512
+_PRICE: Final = 0.01  # of rough messages, for the trial's own calibration
 
 
 @final
@@ -85,11 +90,17 @@ class Setting:
             expected_batch_sizes=(batch,),
             num_examples=(total,),
         )
+        mechanism = _share(config, mechanism)
         dim = max(DIM, config.num_blocks)
         steps = min(config.algorithm.steps, MOST_STEPS)
         delta = per_node(config.privacy.delta, config.graph.num_nodes)[0]
         algorithm = _algorithm(config, dim)
         return cls(config, mechanism.event(0), steps, delta, mechanism, algorithm, dim, stated)
+
+    @property
+    def group(self) -> int:
+        """Nodes of a trial; the first is the victim."""
+        return group_size(self.mechanism.shared)
 
     @property
     def direction_D(self) -> Tensor:
@@ -102,6 +113,27 @@ class Setting:
         if seed is None:
             return PrivateRandomness.fresh(nodes)
         return PrivateRandomness.seeded((seed + shift) % 2**63, nodes)
+
+
+def _share(config: Config, victim: GaussianMechanism) -> GaussianMechanism:
+    """Give the victim the law of its trial, if pairs share noise: the same promise, fewer nodes."""
+    colluders = config.privacy.max_colluders
+    if colluders == "all":
+        return victim
+    size, batch = colluders + 2, victim.expected_batch_sizes[0]
+    sensitivities = [victim.clip_norm / batch] * size
+    needed = [victim.noise_multipliers[0]] * size
+    own, shared = calibrate_shared_noise(needed, sensitivities, colluders, _PRICE)
+    law = SharedNoise(
+        own=own,
+        shared=shared,
+        factors=(1.0 / batch,) * size,
+        clip_norm=victim.clip_norm,
+        sampling_rates=(batch / victim.num_examples[0],) * size,
+        sampling=victim.sampling,
+        max_colluders=colluders,
+    )
+    return replace(victim, noise_multipliers=(law.event(0).noise_multiplier,), shared=law)
 
 
 def canary_axis(dim: int) -> Tensor:
@@ -133,17 +165,19 @@ def _algorithm(config: Config, dim: int) -> Algorithm[Any]:
     rate = config.algorithm.mixing_rate
     if not config.method.error_feedback:
         return build_algorithm(config, compressor, None)
-    pair = graphs.complete(2)
+    colluders = config.privacy.max_colluders
+    group = graphs.complete(2 if colluders == "all" else colluders + 2)
     return build_algorithm(
-        config, compressor, best_mixing_rate(pair, compressor, dim) if rate == "auto" else rate
+        config, compressor, best_mixing_rate(group, compressor, dim) if rate == "auto" else rate
     )
 
 
 @dataclass
-class Pairs:
-    """A network of pairs: a node hears itself and its partner; everything sent is taped."""
+class Groups:
+    """A network of groups: a node hears all nodes of its group; everything sent is taped."""
 
     nodes: tuple[int, ...]
+    size: int = 2
     tape: list[Tensor] = field(default_factory=list)
     key: bytes | None = None
 
@@ -166,10 +200,10 @@ class Pairs:
         return frames_NB
 
     def mix(self, values_SD: Tensor, onto_ND: Tensor | None = None) -> Tensor:
-        """Add the average of a pair to both of its nodes."""
-        pairs_T2D = values_SD.reshape(-1, 2, values_SD.shape[1]).to(torch.float64)
-        half_ND = pairs_T2D.mean(1).repeat_interleave(2, 0)
-        return half_ND if onto_ND is None else onto_ND.add_(half_ND)
+        """Add the average of a group to all of its nodes."""
+        groups_TGD = values_SD.reshape(-1, self.size, values_SD.shape[1]).to(torch.float64)
+        mean_ND = groups_TGD.mean(1).repeat_interleave(self.size, 0)
+        return mean_ND if onto_ND is None else onto_ND.add_(mean_ND)
 
     def gather_values(self, name: str, value: Any) -> list[Any]:
         """Return the only process's value."""
@@ -210,7 +244,9 @@ def output_as_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True)
 class CanaryTask:
-    """Even nodes are victims: example 0 is their row of `canary_ND`, all others are zero.
+    """Every first node of a group is a victim: its row of `canary_ND` is its example 0.
+
+    All other examples are zero.
 
     A row of zeros means that the victim does not hold the canary.
     """
@@ -240,23 +276,25 @@ class CanaryTask:
 
 
 def build_run(
-    setting: Setting, inside: Tensor, private: PrivateRandomness, public: PublicRandomness
+    setting: Setting,
+    inside: Tensor,
+    private: PrivateRandomness,
+    public: PublicRandomness,
+    fault: str | None = None,
 ) -> Run:
-    """Return a run with one pair per entry of `inside` (bool: this victim holds the canary)."""
-    nodes = tuple(range(2 * len(inside)))
+    """Return a run with one group per entry of `inside` (bool: this victim holds the canary).
+
+    `fault` is one of `PAIR_FAULTS`; other faults are planted afterwards.
+    """
+    nodes = tuple(range(setting.group * len(inside)))
     length = CANARY_NORMS * setting.mechanism.clip_norm
     # Under "replace one" the neighbour holds the opposite canary, under "add or remove" none.
     other = -1.0 if setting.event.sampling == "uniform" else 0.0
     canary_ND = torch.zeros(len(nodes), setting.dim)
-    canary_ND[::2] = length * setting.direction_D * torch.where(inside, 1.0, other)[:, None]
-    # victims and listeners take turns; a listener has no examples and adds no noise
-    victim = setting.mechanism
-    mechanism = replace(
-        victim,
-        noise_multipliers=(victim.noise_multipliers[0], 0.0) * len(inside),
-        expected_batch_sizes=(victim.expected_batch_sizes[0], 1) * len(inside),
-        num_examples=(victim.num_examples[0], 0) * len(inside),
+    canary_ND[:: setting.group] = (
+        length * setting.direction_D * torch.where(inside, 1.0, other)[:, None]
     )
+    mechanism = _of_all(setting.mechanism, len(inside), private, fault)
     module = nn.Sequential(nn.Linear(setting.dim, 1, bias=False))
     task = CanaryTask(module, canary_ND, mechanism.num_examples)
     gradients = PrivateGradients(
@@ -274,7 +312,7 @@ def build_run(
         gradients=gradients.checked(torch.zeros(setting.dim)),
         algorithm=algorithm,
         polish=algorithm,
-        network=Pairs(nodes),
+        network=Groups(nodes, setting.group),
         public=public,
         recorder=Recorder(None),
         schedule=Schedule(
@@ -288,8 +326,23 @@ def build_run(
     )
 
 
+def _of_all(
+    victim: GaussianMechanism, trials: int, private: PrivateRandomness, fault: str | None
+) -> GaussianMechanism:
+    """Return the mechanism of all nodes of all trials."""
+    if victim.shared is not None:
+        return trial_mechanism(victim, private, fault)
+    # victims and listeners take turns; a listener has no examples and adds no noise
+    return replace(
+        victim,
+        noise_multipliers=(victim.noise_multipliers[0], 0.0) * trials,
+        expected_batch_sizes=(victim.expected_batch_sizes[0], 1) * trials,
+        num_examples=(victim.num_examples[0], 0) * trials,
+    )
+
+
 def messages(run: Run) -> list[Tensor]:
     """Train, and return every frame that left a node, round by round (N, B)."""
     train(run)
-    assert isinstance(run.network, Pairs)
+    assert isinstance(run.network, Groups)
     return run.network.tape

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
 from dpcsgp.algorithms.base import rate_at
+from dpcsgp.auditing.colluders import PAIR_FAULTS
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import ClippingEngine, GaussianMechanism
 from dpcsgp.privacy.mechanism import ClippedSum
@@ -37,6 +38,10 @@ Fault = Literal[
     "mean-clipping",
     "drawn-size",
     "copied-noise",
+    "pair-stream-twice",
+    "pair-sign",
+    "one-more-colluder",
+    "pair-within",
 ]
 
 FAULTS: Final[dict[str, str]] = {
@@ -50,6 +55,7 @@ FAULTS: Final[dict[str, str]] = {
     "mean-clipping": "clipped by the mean norm of the batch",
     "drawn-size": "divided by the drawn batch size",
     "copied-noise": "noise of even coordinates copied to odd ones",
+    **PAIR_FAULTS,
 }
 
 
@@ -59,6 +65,11 @@ def check_fault(fault: str | None, mechanism: GaussianMechanism) -> None:
         return
     if fault not in get_args(Fault):
         raise ConfigError(f"--break {fault}: expected one of {', '.join(get_args(Fault))}")
+    if fault in PAIR_FAULTS and mechanism.shared is None:
+        raise ConfigError(
+            f"--break {fault}: pairs share no noise here, so this changes nothing; "
+            "use --set privacy.max_colluders=1"
+        )
     if mechanism.event(0).sampling_rate == 1 and fault in ("rate", "double-rate", "same-batch"):
         raise ConfigError(
             f"--break {fault}: every example is in every batch here, so this changes nothing; "
@@ -89,10 +100,8 @@ def break_run(run: Run, fault: str | None) -> Run:
 
 def break_mechanism(mechanism: GaussianMechanism, fault: str | None) -> GaussianMechanism:
     """Return the mechanism with a fault, or as it is if the fault lies elsewhere."""
-    if fault == "noise":
-        weak = tuple(0.1 * noise for noise in mechanism.noise_multipliers)
-        return replace(mechanism, noise_multipliers=weak)
     broken: dict[str | None, Callable[[GaussianMechanism], Faulty]] = {
+        "noise": WeakNoise,
         "rate": lambda it: Oversampled(it, 1.2),
         "double-rate": lambda it: Oversampled(it, 2.0),
         "reused-noise": ReusedNoise,
@@ -191,6 +200,15 @@ class Oversampled(Faulty):
 
 
 @final
+class WeakNoise(Faulty):
+    """Adds a tenth of the noise."""
+
+    def noise(self, noise_ND: Tensor, step: int) -> Tensor:
+        """Return a tenth of it."""
+        return 0.1 * noise_ND
+
+
+@final
 class SameBatch(Faulty):
     """Goes on with the first batch."""
 
@@ -275,24 +293,16 @@ class Unclipped:
 
 
 @final
-class NoiseAside:
+class NoiseAside(Faulty):
     """A mechanism that remembers the noise of its last release."""
 
-    def __init__(self, mechanism: GaussianMechanism) -> None:
-        self._mechanism = mechanism
-        self.noise_ND = torch.zeros(1, 1)
+    noise_ND = torch.zeros(1, 1)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._mechanism, name)
-
-    def release(
-        self, clipped_sum: ClippedSum, step: int, random: PrivateRandomness, active: list[bool]
-    ) -> Tensor:
-        """Release as usual, and note the noise: without it, the step draws the same batch."""
-        quiet = replace(self._mechanism, noise_multipliers=(0.0,) * len(active))
-        grad_ND = self._mechanism.release(clipped_sum, step, random, active)
-        self.noise_ND = grad_ND - quiet.release(clipped_sum, step, random, active)
-        return grad_ND
+    def noise(self, noise_ND: Tensor, step: int) -> Tensor:
+        """Note the noise as it stands in the gradient."""
+        divisors_N1 = torch.tensor(self._mechanism.expected_batch_sizes)[:, None].clamp(min=1)
+        self.noise_ND = (noise_ND / divisors_N1).float()
+        return noise_ND
 
 
 @final

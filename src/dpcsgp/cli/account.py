@@ -14,6 +14,8 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dpcsgp.privacy.ledger import LedgerContents, LedgerHead
 
 DEFAULT_DELTA = 1e-4
@@ -46,6 +48,10 @@ def account(
         int | None, typer.Option(help="Examples per node, for --paper.")
     ] = None,
     c2: Annotated[float, typer.Option(help="The constant of Proposition 1, for --paper.")] = 1.0,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw eps against the number of colluders to FILE.png, .pdf or .svg."),
+    ] = None,
     expect_head: ExpectHead = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,6 +62,12 @@ def account(
     ```
     dpcsgp account runs/first
     dpcsgp account runs/first runs/second --delta 1e-5
+    ```
+
+    With noise that cancels (privacy.max_colluders): eps for every number of colluders, as a figure:
+
+    ```
+    dpcsgp account runs/first --figure colluders.png
     ```
 
     What planned releases cost; the noise that a wanted eps takes; the paper's rule:
@@ -77,6 +89,8 @@ def account(
         raise ConfigError(
             "--expect-head: give the ledgers that must contain it, such as runs/first"
         )
+    if figure is not None and not ledgers:
+        raise ConfigError("--figure: give the ledgers to draw, such as runs/first")
     # Three questions: what was spent, what the paper's rule is worth, what a plan would cost.
     if ledgers:
         _refuse([name for name, value in planned.items() if value is not None], paper)
@@ -85,6 +99,8 @@ def account(
         answer = _of_paper(planned, DEFAULT_DELTA if delta is None else delta, c2, sampling)
     else:
         answer = _of_plan(planned, DEFAULT_DELTA if delta is None else delta, sampling)
+    if figure is not None:
+        _draw(answer, figure)
     if as_json:
         typer.echo(strict_json(answer))
     else:
@@ -115,14 +131,18 @@ def _of_ledgers(
     paths: list[Path], delta: float | None, heads: Sequence[LedgerHead] = ()
 ) -> dict[str, Any]:
     """Compose all releases per node."""
-    from dpcsgp.privacy.accounting import composed_epsilon, composed_relation
+    from dpcsgp.privacy.accounting import composed_epsilon, composed_relation, epsilon_against
     from dpcsgp.privacy.ledger import common_delta, read_ledgers, releases_by_node
 
     ledgers = read_ledgers(paths, heads)
     delta = common_delta(delta, [ledger.header for ledger in ledgers])
     # all releases of a node add up, whichever run they belong to
     nodes = []
-    for node, releases in releases_by_node(ledgers).items():
+    by_node = releases_by_node(ledgers)
+    most = max(
+        (len(event.by_colluders) for found in by_node.values() for event, _ in found), default=0
+    )
+    for node, releases in by_node.items():
         own = [ledger for ledger in ledgers if ledger.header.node == node]
         nodes.append(
             {
@@ -130,12 +150,29 @@ def _of_ledgers(
                 "runs": len({ledger.header.run_id for ledger in own}),
                 "releases": sum(count for _, count in releases),
                 "epsilon": composed_epsilon(releases, delta),
+                "epsilon_all_collude": epsilon_against(releases, delta, "all"),
+                "epsilon_by_colluders": [
+                    epsilon_against(releases, delta, colluders) for colluders in range(most)
+                ],
                 "neighbouring_relation": composed_relation(releases),
                 "private": all(ledger.header.private for ledger in own),
             }
         )
+    stated = {
+        event.max_colluders
+        for releases in by_node.values()
+        for event, _ in releases
+        if event.max_colluders is not None
+    }
     return {
         "epsilon": max(row["epsilon"] for row in nodes),
+        # Runs with different promises hold together against the smallest number of them.
+        "max_colluders": min(stated) if stated else "all",
+        "epsilon_all_collude": max(row["epsilon_all_collude"] for row in nodes),
+        "epsilon_by_colluders": [
+            max(row["epsilon_by_colluders"][colluders] for row in nodes)
+            for colluders in range(most)
+        ],
         "delta": delta,
         "neighbouring_relation": " / ".join(
             sorted({row["neighbouring_relation"] for row in nodes})
@@ -250,6 +287,8 @@ LABELS = {
     "epsilon_claimed": "eps claimed",
     "epsilon_wanted": "eps wanted",
     "epsilon": "eps verified",
+    "max_colluders": "holds against colluders",
+    "epsilon_all_collude": "eps if all others collude",
     "delta": "delta",
     "noise_multiplier": "noise multiplier",
     "noise_multiplier_needed": "noise multiplier that gives the claimed eps",
@@ -261,6 +300,37 @@ LABELS = {
 }
 
 
+def _draw(answer: dict[str, Any], path: Path) -> None:
+    """Draw eps against the number of colluders, one line for the worst node."""
+    from dpcsgp.report.colluders_figure import write_colluders_figure
+
+    rows = answer["epsilon_by_colluders"]
+    if not rows:
+        raise ConfigError(
+            "--figure: these releases have independent noise, so eps is the same for every number "
+            "of colluders; it differs for runs with privacy.max_colluders"
+        )
+    write_colluders_figure(path, rows, answer["max_colluders"], answer["delta"])
+
+
+def _print_colluders(console: Console, answer: dict[str, Any]) -> None:
+    """Print eps for every number of colluders, where it depends on them."""
+    from rich.table import Table
+
+    from dpcsgp.privacy.accounting import describe_epsilon
+
+    rows = answer.get("epsilon_by_colluders")
+    if not rows:
+        return
+    table = Table("colluders", "eps, worst node", title="who may tell all they know")
+    last = len(rows) - 1
+    for colluders, epsilon in enumerate(rows):
+        name = f"{colluders} (all others)" if colluders == last else str(colluders)
+        mark = "bold" if colluders == answer["max_colluders"] else ""
+        table.add_row(name, describe_epsilon(epsilon), style=mark)
+    console.print(table)
+
+
 def _print(answer: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -270,6 +340,8 @@ def _print(answer: dict[str, Any]) -> None:
     def shown(key: str, value: Any) -> str:
         if key.startswith("epsilon"):
             return describe_epsilon(value)
+        if key == "max_colluders":
+            return "all others" if value == "all" else f"any {value} others"
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 
     console = Console()
@@ -288,5 +360,6 @@ def _print(answer: dict[str, Any]) -> None:
                 label, shown(key, answer[key]), style="bold" if key == "epsilon" else ""
             )
     console.print(summary)
+    _print_colluders(console, answer)
     for note in answer.get("notes", []):
         console.print(f"note: {note}", markup=False)

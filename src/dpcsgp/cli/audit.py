@@ -56,10 +56,20 @@ def audit(
     dpcsgp audit --break drawn-size --json
     ```
 
+    With noise that cancels, observers are given as many colluders as the promise allows for; this
+    one is given one more, and must fail:
+
+    ```
+    dpcsgp audit --set privacy.max_colluders=2
+    dpcsgp audit --set privacy.max_colluders=2 --break one-more-colluder
+    ```
+
     What --break plants: noise (a tenth of it), clipping (none), order (messages encoded before the
     noise), rate (sampling rate + 20 %), double-rate, reused-noise (of step 2k at 2k + 1),
     same-batch (in every step), mean-clipping (by the mean norm of the batch), drawn-size (as the
-    divisor), copied-noise (of even coordinates to odd ones).
+    divisor), copied-noise (of even coordinates to odd ones); with privacy.max_colluders also
+    pair-stream-twice (of step 2k at 2k + 1), pair-sign (not flipped), one-more-colluder and
+    pair-within (taken back at 2k + 1).
 
     The exit code is 1 if the lower bound exceeds the reported eps or a property of the mechanism
     does not hold, else 0. A correct mechanism is flagged by the attack in at most one audit out of

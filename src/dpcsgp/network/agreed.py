@@ -12,6 +12,7 @@ from typing import Any, Final
 from dpcsgp.network.board import Fault
 
 _MOST_STEPS: Final = 2**62
+_MOST_ENTRIES: Final = 10**6
 _NAME: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
 # Strict JSON has no other spelling for these; None: not measured.
 _NUMBERS_AS_TEXT: Final = ("inf", "-inf", "nan", None)
@@ -48,6 +49,9 @@ def fault_of(name: str, mine: Any, author: int) -> Fault:
             return None if right else "a list of steps"
         if name == "remaining releases":
             return None if is_count(value) else "a number of releases"
+        if name.startswith("shared noise"):  # what stands under a node is read where it is used
+            right = isinstance(value, dict) and len(value) <= _MOST_ENTRIES
+            return None if right else "a table by node"
         return None if _alike(mine, value) else f"a value like this process's own, {str(mine)[:40]}"
 
     return fault

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy.events import (
@@ -41,6 +41,7 @@ __all__ = [
     "composed_relation",
     "describe_epsilon",
     "epsilon",
+    "epsilon_against",
     "neighbouring_relation",
     "paper_noise_multiplier",
     "releases_within",
@@ -98,7 +99,8 @@ def composed_epsilon(releases: Iterable[tuple[ReleaseEvent, int]], delta: float)
     """Return the eps of all these releases together, under `composed_relation(releases)`.
 
     Poisson releases beside uniform ones are accounted for under replacing one example too, with
-    twice the sensitivity.
+    twice the sensitivity. Releases with shared noise count with the number of colluders that they
+    state; `epsilon_against` asks for another number.
 
     Args:
         releases: each kind of release with its count, in any order.
@@ -114,11 +116,28 @@ def composed_epsilon(releases: Iterable[tuple[ReleaseEvent, int]], delta: float)
     counts: Counter[ReleaseEvent] = Counter()
     for event, count in releases:
         check_steps(count)
-        counts[event] += int(count)
+        # Shared noise counts as the independent noise that hides as well.
+        counts[event.stated] += int(count)
     # one order for all callers: sums round alike, and the cache is met
     found = [(event, count) for event, count in counts.items() if count > 0]
     found.sort(key=lambda item: (item[0].sampling, item[0].sampling_rate, item[0].noise_multiplier))
     return _composed_epsilon(tuple(found), float(delta))
+
+
+def epsilon_against(
+    releases: Iterable[tuple[ReleaseEvent, int]], delta: float, colluders: int | Literal["all"]
+) -> float:
+    """Return the eps of all these releases if so many other nodes tell all they know.
+
+    Args:
+        releases: each kind of release with its count, in any order.
+        delta: probability with which it may fail, in (0, 1).
+        colluders: how many of the other nodes; "all": only the own noise is left.
+
+    Returns:
+        An upper bound; equal to `composed_epsilon` for independent noise.
+    """
+    return composed_epsilon([(event.against(colluders), n) for event, n in releases], delta)
 
 
 @lru_cache(maxsize=4096)

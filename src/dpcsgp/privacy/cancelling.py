@@ -74,12 +74,16 @@ def effective_noise_multipliers(
     multipliers = [math.inf] * len(own)
     for group in noise_groups(len(own)):
         active = [node for node in group if sensitivities[node] > 0]
+        # The worst colluders are those with the largest noise of their own: they come first.
+        ordered = sorted((own[node] for node in active), reverse=True)
+        known: dict[float, float] = {}  # many nodes are alike: each kind is computed once
         for node in active:
-            others = sorted((own[other] for other in active if other != node), reverse=True)
-            # The worst colluders are those with the largest noise of their own.
-            honest = others[max_colluders:] if max_colluders != "all" else []
-            resistance = _resistance(own[node], honest, shared)
-            multipliers[node] = 1 / (sensitivities[node] * math.sqrt(resistance))
+            if own[node] not in known:
+                others = ordered.copy()
+                others.remove(own[node])
+                honest = others[max_colluders:] if max_colluders != "all" else []
+                known[own[node]] = _resistance(own[node], honest, shared)
+            multipliers[node] = 1 / (sensitivities[node] * math.sqrt(known[own[node]]))
     return multipliers
 
 
@@ -111,7 +115,9 @@ def _check(
         for value in values:
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} = {value}: expected a finite number of at least 0")
-    if max_colluders != "all" and (not isinstance(max_colluders, int) or max_colluders < 0):
+    # True is an int in Python.
+    number = isinstance(max_colluders, int) and not isinstance(max_colluders, bool)
+    if max_colluders != "all" and not (number and max_colluders >= 0):
         raise ConfigError(
             f'privacy.max_colluders = {max_colluders}: expected "all", or a number from 0 on'
         )

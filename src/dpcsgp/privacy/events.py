@@ -7,6 +7,7 @@ neighbouring relations.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,11 +102,22 @@ class ReleaseEvent:
       sampling rate and `noise_multiplier` are **public constants**; the drawn batch size and the
       drawn indices are never revealed.
 
+    * With `max_colluders` a number, part of the noise is shared with other nodes and cancels in
+      the average. The release then hides as well as independent noise of `noise_multiplier` would,
+      towards everybody who sees all messages and knows what any `max_colluders` other nodes know
+      (`privacy.cancelling`), as long as all others keep their secrets, and for observers who cannot
+      tell AES-CTR and X25519 with HKDF from chance. `by_colluders[-1]` is the own noise alone: it
+      holds whatever all others do.
+
     Args:
         sampling: how batches are drawn, "poisson" or "uniform".
         sampling_rate: expected batch size / declared number of examples of the node, in (0, 1].
         noise_multiplier: standard deviation of the noise on the *sum*, in clip norms. Zero
             promises nothing: its eps is infinite.
+        max_colluders: how many other nodes may tell all they know; None: all of them, because
+            all noise is the node's own.
+        by_colluders: noise multiplier against 0, 1, ... colluders, the last one against all
+            others; empty with independent noise.
 
     Raises:
         ConfigError: for another sampling, or a number outside of its range.
@@ -114,6 +126,8 @@ class ReleaseEvent:
     sampling: Sampling
     sampling_rate: float
     noise_multiplier: float
+    max_colluders: int | None = None
+    by_colluders: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         # A ledger or a caller may have given anything: a wrong event would give a wrong eps.
@@ -127,9 +141,48 @@ class ReleaseEvent:
             )
         if not (math.isfinite(noise) and noise >= 0):
             raise ConfigError(f"noise_multiplier = {noise}: expected a finite number of at least 0")
+        self._check_colluders(noise)
         # plain floats compare, hash and print alike everywhere
         object.__setattr__(self, "sampling_rate", rate)
         object.__setattr__(self, "noise_multiplier", noise)
+        object.__setattr__(self, "by_colluders", tuple(map(float, self.by_colluders)))
+
+    def _check_colluders(self, noise: float) -> None:
+        """Refuse multipliers that do not belong together, or that grow with more colluders."""
+        if self.max_colluders is None:
+            if self.by_colluders:
+                raise ConfigError("by_colluders: given without max_colluders")
+            return
+        rows = self.by_colluders
+        falling = all(0 <= more <= less < math.inf for less, more in itertools.pairwise(rows))
+        if not (self.max_colluders >= 0 and rows and 0 <= rows[0] < math.inf and falling):
+            raise ConfigError(
+                f"max_colluders = {self.max_colluders}, by_colluders = {rows}: expected noise "
+                "multipliers that do not grow with the number of colluders"
+            )
+        if noise != rows[min(self.max_colluders, len(rows) - 1)]:
+            raise ConfigError(
+                f"noise_multiplier = {noise}: by_colluders has another one for "
+                f"{self.max_colluders} colluders"
+            )
+
+    def against(self, colluders: int | Literal["all"]) -> ReleaseEvent:
+        """Return this release as independent noise that hides as well from so many colluders.
+
+        >>> event = ReleaseEvent("poisson", 0.5, 2.0, max_colluders=1, by_colluders=(3, 2, 1))
+        >>> event.against(0).noise_multiplier, event.against("all").noise_multiplier
+        (3.0, 1.0)
+        """
+        if not self.by_colluders:
+            return self
+        last = len(self.by_colluders) - 1
+        index = last if colluders == "all" else min(colluders, last)
+        return ReleaseEvent(self.sampling, self.sampling_rate, self.by_colluders[index])
+
+    @property
+    def stated(self) -> ReleaseEvent:
+        """This release as independent noise that hides as well as is promised."""
+        return self if self.max_colluders is None else self.against(self.max_colluders)
 
     @classmethod
     def of(cls, sampling: str, sampling_rate: float, noise_multiplier: float) -> ReleaseEvent:

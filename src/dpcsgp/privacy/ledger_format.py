@@ -7,6 +7,9 @@
 whoever changes, drops or reorders a line breaks the chain. Only public constants are written: no
 batch sizes, indices, losses or norms.
 
+Releases that share noise with other nodes (format 3) also say how well they hide from 0, 1, ...
+colluders (`by_colluders`) and how many of them the promise allows for (`max_colluders`).
+
 `start` is a random public name of the start that wrote the line: two copies of a ledger that are
 both continued have different lines from there on. Format 1 had none; such a ledger is read and
 continued, and its new lines have one.
@@ -23,7 +26,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +35,8 @@ from dpcsgp.errors import ConfigError, LedgerError
 from dpcsgp.privacy.events import ReleaseEvent
 
 FORMAT: Final = 2  # of new ledgers; a change of any line's bytes needs another number
-_READ_FORMATS: Final = (1, FORMAT)
+SHARED_FORMAT: Final = 3  # of ledgers whose releases share noise with other nodes
+_READ_FORMATS: Final = (1, FORMAT, SHARED_FORMAT)
 GENESIS: Final = "0" * 32
 _DIGEST_BYTES: Final = 16
 _LONGEST_LINE: Final = 4096  # far longer than any record: more is damage
@@ -61,7 +65,9 @@ class LedgerHeader:
         # The order of the fields is part of the format: the checksum is over the bytes.
         own = {"run_id": self.run_id, "node": self.node, "config": self.config, "delta": self.delta}
         about = {**own, "private": self.private, **_event_fields(self.event)}
-        return {"kind": "header", "format": FORMAT, "start": start, **about}
+        shares = self.event is not None and self.event.max_colluders is not None
+        number = SHARED_FORMAT if shares else FORMAT
+        return {"kind": "header", "format": number, "start": start, **about}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> LedgerHeader:
@@ -70,7 +76,8 @@ class LedgerHeader:
             raise _DamagedLineError("no header")
         if record.get("format") not in _READ_FORMATS:
             found = record.get("format")
-            raise _DamagedLineError(f"format {found!r}, this version reads formats 1 and {FORMAT}")
+            known = ", ".join(map(str, _READ_FORMATS))
+            raise _DamagedLineError(f"format {found!r}, this version reads formats {known}")
         event = _event_of(record) if record.get("sampling") is not None else None
         # A right checksum says nothing about types.
         run_id, node, config, delta, private = map(
@@ -307,23 +314,37 @@ class _Reader:
 
 
 def _event_fields(event: ReleaseEvent | None) -> dict[str, Any]:
-    return {name: getattr(event, name) if event else None for name in _EVENT_FIELDS}
+    fields = {name: getattr(event, name) if event else None for name in _EVENT_FIELDS}
+    if event is not None and event.max_colluders is not None:
+        fields |= {"max_colluders": event.max_colluders, "by_colluders": list(event.by_colluders)}
+    return fields
 
 
 def _event_of(record: dict[str, Any]) -> ReleaseEvent:
     sampling, rate, noise = (record.get(name) for name in _EVENT_FIELDS)
     if not (isinstance(sampling, str) and isinstance(rate, float) and isinstance(noise, float)):
         raise _DamagedLineError("event fields are missing")
+    colluders, rows = record.get("max_colluders"), record.get("by_colluders", [])
+    whole = colluders is None or type(colluders) is int
+    if not (whole and isinstance(rows, list) and all(isinstance(row, float) for row in rows)):
+        raise _DamagedLineError("fields about shared noise are of a wrong kind")
     try:
-        return _known_event(sampling, rate, noise)
+        return _known_event(sampling, rate, noise, colluders, tuple(rows))
     except ConfigError as error:
         raise _DamagedLineError(str(error)) from None
 
 
 @lru_cache(maxsize=256)
-def _known_event(sampling: str, rate: float, noise: float) -> ReleaseEvent:
+def _known_event(
+    sampling: str, rate: float, noise: float, colluders: int | None, rows: tuple[float, ...]
+) -> ReleaseEvent:
     """Return one object for all lines with the same event: a long ledger has few kinds."""
-    return ReleaseEvent.of(sampling, rate, noise)
+    return replace(
+        ReleaseEvent.of(sampling, rate, 0.0),
+        noise_multiplier=noise,
+        max_colluders=colluders,
+        by_colluders=rows,
+    )
 
 
 def ledger_files(folder: Path) -> Iterator[Path]:

@@ -23,8 +23,10 @@ from torch import Tensor
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy.events import ReleaseEvent, Sampling
-from dpcsgp.privacy.noise import add_noise_
+from dpcsgp.privacy.noise import SENSITIVITY_SLACK, add_noise_, add_rounded_
+from dpcsgp.privacy.pair_noise import PairNoise
 from dpcsgp.privacy.passes import PassShape, pass_shape
+from dpcsgp.privacy.shared_noise import SharedNoise
 from dpcsgp.randomness import PrivateRandomness
 
 ClippedSum = Callable[[Tensor, Tensor], Tensor]  # (indices_NE, present_NE) -> sum_ND
@@ -46,6 +48,9 @@ class GaussianMechanism:
         num_examples: declared, public numbers of examples; per node.
         sampling: "poisson" or "uniform".
         fixed_places: for engines whose rows depend on their place (see `passes`).
+        shared: own and shared noise of all nodes of the run, if pairs of nodes share noise; the
+            noise multipliers are then those that it amounts to.
+        pairs: the hosted nodes' part of it, with their secrets; None: a design without keys.
 
     Raises:
         ConfigError: for a clip norm that is not positive, or a batch larger than its node.
@@ -57,6 +62,8 @@ class GaussianMechanism:
     num_examples: tuple[int, ...]
     sampling: Sampling = "poisson"
     fixed_places: bool = False
+    shared: SharedNoise | None = None
+    pairs: PairNoise | None = None
 
     def __post_init__(self) -> None:
         if not self.clip_norm > 0:
@@ -70,8 +77,17 @@ class GaussianMechanism:
                     f"choose a batch size from 1 to {total}"
                 )
 
-    def event(self, row: int) -> ReleaseEvent:
-        """Return what one release of this node costs."""
+    def event(self, row: int, step: int | None = None) -> ReleaseEvent:
+        """Return what one release of this node costs.
+
+        Args:
+            row: which hosted node.
+            step: number of the step; None: a step in which all nodes with data release.
+        """
+        if self.pairs is not None and step is not None:
+            return self.pairs.event(row, step)
+        if self.shared is not None:
+            return self.shared.event(self.pairs.nodes[row] if self.pairs else row)
         return ReleaseEvent(
             sampling=self.sampling,
             sampling_rate=self.expected_batch_sizes[row] / self.num_examples[row],
@@ -111,6 +127,7 @@ class GaussianMechanism:
         sum_ND = clipped_sum(indices_NE, present_NE)
         del indices_NE, present_NE  # nobody below may look at who was drawn
         grad_ND = torch.empty(sum_ND.shape, dtype=torch.float32)
+        pairs_ND = self.pairs.counts(step, sum_ND.shape[1]) if self.pairs is not None else None
         for row, is_active in enumerate(active):
             if not is_active:
                 grad_ND[row] = 0
@@ -118,10 +135,34 @@ class GaussianMechanism:
             # Always in double precision: how many passes a batch took must not show in which
             # numbers can come out.
             exact_D = sum_ND[row].to("cpu", torch.float64, copy=True)
+            if pairs_ND is not None:
+                self._add_own_and_shared_(exact_D, pairs_ND[row], step, random, row)
+                grad_ND[row] = exact_D
+                continue
             if self.noise_multipliers[row] > 0:
                 add_noise_(exact_D, self.noise_multipliers[row], self.clip_norm, random, step, row)
             grad_ND[row] = exact_D.div_(self.expected_batch_sizes[row])
         return grad_ND
+
+    def _add_own_and_shared_(
+        self,
+        sum_D: Tensor,
+        counts_D: np.ndarray,
+        step: int,
+        random: PrivateRandomness,
+        row: int,
+    ) -> None:
+        """Make `weight / batch * sum + own noise + shared noise` in place, on the common grid.
+
+        Everything is a whole multiple of the grid, so that shared noise cancels as integers do.
+        """
+        assert self.pairs is not None
+        law, node, dim = self.pairs.law, self.pairs.nodes[row], sum_D.numel()
+        grid = law.grid(dim)
+        sum_D.mul_(law.factors[node])
+        scale = law.own[node] * (1 + SENSITIVITY_SLACK)
+        add_rounded_(sum_D.numpy(), scale / grid, grid, random, step, row)
+        sum_D.add_(torch.from_numpy(counts_D), alpha=law.lattice(dim))
 
     def draw(
         self, step: int, random: PrivateRandomness, active: Sequence[bool]

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from dpcsgp.errors import PrivateStepError
-from dpcsgp.privacy.accounting import composed_epsilon
+from dpcsgp.privacy.accounting import composed_epsilon, epsilon_against
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping.engine import CheckedEngine, ClippingEngine
 from dpcsgp.privacy.events import ReleaseLog
 from dpcsgp.privacy.mechanism import GaussianMechanism
+from dpcsgp.privacy.pair_noise import Gather
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.row_checks import engine_with_equal_rows
 from dpcsgp.randomness import PrivateRandomness, torch_secrets
@@ -71,7 +72,8 @@ class PrivateGradients:
         attempt: number of this start of the run.
         deltas: the delta of each node's promise; empty: nobody asks for eps.
         augment: random views of an example, if any.
-        node_weights: public factors of the nodes' gradients; None: every node counts equally.
+        node_weights: public factors of the nodes' gradients; None: every node counts equally, or
+            the mechanism has weighed them before it added shared noise.
     """
 
     source: PrivateExamples
@@ -107,6 +109,24 @@ class PrivateGradients:
         mechanism = replace(self.mechanism, fixed_places=fixed)
         return replace(self, engine=engine, mechanism=mechanism)
 
+    def join(self, first_step: int, steps: int, gather: Gather) -> int | None:
+        """Agree with the other processes before the first release of this start.
+
+        Args:
+            first_step: number of the step that comes next.
+            steps: number of steps of the run.
+            gather: all-gathers a JSON value under a name, by rank.
+
+        Returns:
+            How many releases the richest hosted node may still make; None: without limit.
+        """
+        pairs = self.mechanism.pairs
+        if pairs is not None:
+            spent = {node: self.ledger.releases(node) for node in self.nodes}
+            # With pairs a budget depends on when the others stop: it is known only now.
+            self.budget.remaining[:] = pairs.join(first_step, steps, spent, gather)
+        return self.releases_left()
+
     def __call__(self, model_ND: Tensor, step: int) -> Tensor:
         """Return this step's private gradients (N, D); zeros for nodes that release nothing."""
         active = self._spend_and_record(step)
@@ -123,6 +143,11 @@ class PrivateGradients:
         """Return each hosted node's eps so far, verified by the accountant from its ledger."""
         pairs = zip(self.nodes, self.deltas, strict=bool(self.deltas))
         return [composed_epsilon(self.ledger.releases(node), delta) for node, delta in pairs]
+
+    def epsilon_all_collude(self) -> list[float]:
+        """Return each hosted node's eps so far if all others tell all they know."""
+        pairs = zip(self.nodes, self.deltas, strict=bool(self.deltas))
+        return [epsilon_against(self.ledger.releases(node), delta, "all") for node, delta in pairs]
 
     def num_releases(self) -> list[int]:
         """Return how many releases each hosted node has made, replayed ones included."""
@@ -141,7 +166,7 @@ class PrivateGradients:
         spending = [row for row in rows if active[row]]
         for row in spending:
             self.budget.spend(row)
-        events = {self.nodes[row]: self.mechanism.event(row) for row in spending}
+        events = {self.nodes[row]: self.mechanism.event(row, step) for row in spending}
         self.ledger.record(step, self.attempt, events)
         return active
 

@@ -82,6 +82,12 @@ class RunResults:
         return Ending.of(self.text("stopped_because")) is Ending.DIVERGED
 
     @property
+    def epsilon_all_collude(self) -> float:
+        """The eps that is left if all other nodes collude; older runs had independent noise."""
+        value = self.number("epsilon_all_collude")
+        return self.number("epsilon") if math.isnan(value) else value
+
+    @property
     def exceeds_claim(self) -> bool:
         """Whether the verified eps is finite and above the one that was asked for."""
         verified, claimed = self.number("epsilon"), self.number("epsilon_claimed")

@@ -145,7 +145,8 @@ def _headlines_of_one(run: RunResults, metric: str) -> list[Headline]:
         Headline(
             "Verified ε",
             epsilon(run.number("epsilon")),
-            f"δ = {significant(run.number('delta'))} · asked for {asked} · {_relation(run)}",
+            f"δ = {significant(run.number('delta'))} · asked for {asked} · {_relation(run)}"
+            f"{_colluders(run)}",
             "bad" if run.exceeds_claim or run.number("epsilon") == math.inf else "",
         ),
         Headline(
@@ -158,6 +159,15 @@ def _headlines_of_one(run: RunResults, metric: str) -> list[Headline]:
             "Private", "yes" if private else "no", _private_note(run), "good" if private else "bad"
         ),
     ]
+
+
+def _colluders(run: RunResults) -> str:
+    """Say against whom eps holds where noise is shared; empty with independent noise."""
+    colluders = run.summary.get("max_colluders", "all")
+    if colluders == "all":
+        return ""
+    alone = epsilon(run.epsilon_all_collude)
+    return f" · against any {colluders} colluders, {alone} if all others collude"
 
 
 def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline]:

@@ -56,7 +56,15 @@ def comparison(runs: Sequence[RunResults], metric: str) -> Table:
     """Put the runs side by side."""
     name = metric.replace("_", " ").capitalize()
     columns = ("Run", "Method", "Compression", f"{name}, node mean", "Worst node", "Average model")
-    columns += ("Verified ε", "Claimed ε", "MB per edge", "Private", "Steps", "MB per node")
+    columns += (
+        "Verified ε",
+        "Claimed ε",
+        "ε if all collude",
+        "MB per edge",
+        "Private",
+        "Steps",
+        "MB per node",
+    )
     columns += ("Paper's Mbit per edge", "Disagreement", "Time", "Graph", "Ended")
     rows = tuple(_comparison_row(index, run, metric) for index, run in enumerate(runs))
     return Table(columns, rows)
@@ -81,6 +89,7 @@ def _comparison_row(index: int, run: RunResults, metric: str) -> tuple[TableCell
         scored(final_score(run, metric, "_average_model")),
         number("epsilon", epsilon),
         number("epsilon_claimed"),
+        TableCell.of(run.epsilon_all_collude, epsilon(run.epsilon_all_collude)),
         number("bytes_per_edge", significant, 1e6),
         TableCell("yes" if private else "no", float(private)),
         number("steps", lambda value: significant(value, 9)),
@@ -110,7 +119,10 @@ def worst_score(run: RunResults, metric: str) -> float:
 def account(run: RunResults, metric: str) -> Table:
     """Return what each node released, spent, sent and reached at the end."""
     name = metric.replace("_", " ").capitalize()
-    columns = ("Node", "Releases", "Verified ε", "Noise multiplier", "Sent", name)
+    # Only where noise is shared do these differ from the verified eps.
+    alone = run.last.get("epsilon_all_collude_nodes")
+    extra = ("ε if all collude",) if alone else ()
+    columns = ("Node", "Releases", "Verified ε", *extra, "Noise multiplier", "Sent", name)
     # The summary lists all nodes; a process that hosts some evaluates only those, which the last
     # row names.
     nodes = run.last.get("nodes")
@@ -128,6 +140,7 @@ def account(run: RunResults, metric: str) -> Table:
         for value, spell in (
             (_entry(run.summary.get("releases"), row), lambda value: significant(value, 9)),
             (_entry(spent, row), epsilon),
+            *([(_entry(alone, row), epsilon)] if alone else []),
             (_entry(run.summary.get("noise_multiplier"), row), lambda value: significant(value, 4)),
             (_entry(run.last.get("bytes_sent_nodes"), row), megabytes),
             (as_number(scores.get(str(name))), lambda value: score(metric, value)),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpcsgp.reproduction.block import block
+from dpcsgp.reproduction.cancelling import cancelling
 from dpcsgp.reproduction.cnn import cnn
 from dpcsgp.reproduction.experiment import Experiment
 from dpcsgp.reproduction.features import features
@@ -28,6 +29,7 @@ EXPERIMENTS: dict[str, Callable[[Experiment], list[Path]]] = {
     "block": block,
     "rotation": rotation,
     "features": features,
+    "cancelling": cancelling,
     "cnn": cnn,
 }
 

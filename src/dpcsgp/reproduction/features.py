@@ -9,6 +9,7 @@ from dpcsgp.reproduction.grid import Cell
 from dpcsgp.reproduction.outcome import SCORES, markdown, table, write_outcome
 
 TOGETHER, ALONE, CENTRAL = "DP-CSGP, rot:1", "local, no messages", "dp-sgd, all data"
+CANCELLING = "DP-CSGP, rot:2, cancelling, 3 colluders"
 
 
 def features(experiment: Experiment) -> list[Path]:
@@ -16,7 +17,8 @@ def features(experiment: Experiment) -> list[Path]:
     cells = _mnist(0.5) + _mnist(0.2) + ([] if experiment.quick else _cifar())
     runs = experiment.run(cells)
     scores = (*SCORES, "accuracy_average_model")
-    columns = ("task", "inputs", "method", *scores, "bytes_per_edge", "epsilon_verified", "repeats")
+    columns = ("task", "inputs", "method", *scores, "bytes_per_edge", "epsilon_verified")
+    columns += ("epsilon_all_collude", "repeats")
     page = experiment.write_page(
         "Public features",
         "10 nodes, directed exponential graph, delta 1e-4. Bytes are frames on one edge, headers "
@@ -45,6 +47,13 @@ def _mnist(epsilon: float) -> list[Cell]:
             *hog,
             "algorithm.steps=40",
             f"algorithm.learning_rate={10 * small:g}",
+        ),
+        ("hog:12, linear", CANCELLING): (
+            *hog,
+            "algorithm.steps=40",
+            "compression.spec=rot:2",
+            "privacy.max_colluders=3",
+            f"algorithm.learning_rate={10 * small + 3 * (small < 1):g}",
         ),
         ("hog:12, linear", ALONE): (
             *hog,
@@ -79,6 +88,12 @@ def _cifar() -> list[Cell]:
     )
     settings = {
         TOGETHER: (*base, "algorithm.learning_rate=10"),
+        CANCELLING: (
+            *base,
+            "algorithm.learning_rate=10",
+            "compression.spec=rot:2",
+            "privacy.max_colluders=3",
+        ),
         ALONE: (
             *base,
             "algorithm.name=local",

@@ -23,6 +23,7 @@ MEASURES: Mapping[str, Callable[[Done], float]] = {
     "bytes_per_edge": lambda done: as_float(done.summary["bytes_per_edge"]),
     "epsilon_claimed": lambda done: as_float(done.summary["epsilon_claimed"]),
     "epsilon_verified": lambda done: as_float(done.summary["epsilon"]),
+    "epsilon_all_collude": lambda done: as_float(done.summary["epsilon_all_collude"]),
     "disagreement": lambda done: as_float(done.summary.get("disagreement")),
 }
 

@@ -16,7 +16,9 @@ from dpcsgp.reproduction.grid import Cell, Done
 from dpcsgp.reproduction.outcome import SCORES, as_float, markdown, table, write_outcome
 
 PRINTED, SHOULD_BE = "as printed", "as it should be"
-COSTS = ("bytes_per_edge", "epsilon_verified", "diverged", "repeats")
+COSTS = ("bytes_per_edge", "epsilon_verified", "epsilon_all_collude", "diverged", "repeats")
+# Noise that cancels lets the average be cleaner: it takes a larger step than independent noise.
+CANCELLING_RATES = {0.5: 8, 0.3: 6, 0.2: 5}
 COLUMNS = ("view", "epsilon", "method", *SCORES, "accuracy_average_model", *COSTS)
 # Alone, a node's noise is not averaged away and wants a smaller step.
 LOCAL = ("algorithm.name=local", "algorithm.learning_rate=2.0", "algorithm.polish_rounds=0")
@@ -131,6 +133,14 @@ def _as_it_should_be(epsilon: float, compressors: Sequence[str]) -> list[Cell]:
     methods |= {
         spec: (f"privacy.epsilon={epsilon}", f"compression.spec={spec}") for spec in compressors
     }
+    rate = CANCELLING_RATES[epsilon]
+    for colluders in (3, 0):
+        methods[f"rot:3, cancelling, {colluders} colluders"] = (
+            f"privacy.epsilon={epsilon}",
+            "compression.spec=rot:3",
+            f"privacy.max_colluders={colluders}",
+            f"algorithm.learning_rate={rate}",
+        )
     return [
         cell(*settings, view=SHOULD_BE, epsilon=epsilon, method=method)
         for method, settings in methods.items()

@@ -15,11 +15,12 @@ from dpcsgp.privacy import (
     clipping_engine,
     releases_within,
 )
+from dpcsgp.privacy.pair_noise import PairNoise
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.checkpoint import CheckpointFolder
 from dpcsgp.records.metrics import Recorder
 from dpcsgp.runs.data import RunData
-from dpcsgp.runs.design import RunDesign
+from dpcsgp.runs.design import RunDesign, node_weights
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.tasks import Augmentation, Task
 from dpcsgp.training import Run, Schedule, TrainingNetwork
@@ -96,12 +97,15 @@ def _private_gradients(
     """Put the private step of the hosted nodes together; keys are fresh at every start."""
     config, privacy = design.config, design.config.privacy
     # The design knows all nodes; here only the rows of the hosted ones are kept.
-    mechanism = _hosted(design.mechanism, nodes)
-    deltas = [per_node(privacy.delta, len(design.facts.num_examples))[node] for node in nodes]
+    num_nodes = len(design.facts.num_examples)
+    deltas_of_all = per_node(privacy.delta, num_nodes)
+    deltas = [deltas_of_all[node] for node in nodes]
     seed = privacy.seed
     random = (
         PrivateRandomness.fresh(nodes) if seed is None else PrivateRandomness.seeded(seed, nodes)
     )
+    promises = tuple(zip(per_node(privacy.epsilon, num_nodes), deltas_of_all, strict=True))
+    mechanism = _hosted(design.mechanism, nodes, random, folder.run_id, promises)
     # Opening the ledgers locks them: a second start of the same run is refused here.
     has_data = [total > 0 for total in mechanism.num_examples]
     ledger = LedgerBook(
@@ -124,8 +128,16 @@ def _private_gradients(
         attempt=ledger.next_attempt(),
         deltas=deltas,
         augment=_augmentation(config),
-        node_weights=node_weights(config, design.facts.num_examples, nodes),
+        node_weights=_weights_after_noise(design, nodes),
     )
+
+
+def _weights_after_noise(design: RunDesign, nodes: Sequence[int]) -> tuple[float, ...] | None:
+    """Return the factors of what is private already; shared noise cancels only if it comes last."""
+    weights = node_weights(design.config, design.facts.num_examples)
+    if weights is None or design.mechanism.shared is not None:
+        return None
+    return tuple(weights[node] for node in nodes)
 
 
 def _augmentation(config: Config) -> Augmentation | None:
@@ -134,25 +146,18 @@ def _augmentation(config: Config) -> Augmentation | None:
     return Augmentation(config.task.augmentation, config.task.augmentation_multiplicity)
 
 
-def node_weights(
-    config: Config, num_examples: Sequence[int], nodes: Sequence[int]
-) -> tuple[float, ...] | None:
-    """Return the hosted nodes' factors J_i / mean(J) for declared sizes J; None: all count equally.
-
-    The average over all n nodes of J_i / mean(J) times g_i is sum_i J_i g_i / sum_i J_i: what one
-    node with everybody's examples would have. The sizes are declared and public, so nothing further
-    is released; noise is scaled with them.
-    """
-    if config.algorithm.node_weights == "equal":
-        return None
-    mean = sum(num_examples) / len(num_examples)
-    return tuple(num_examples[node] / mean for node in nodes)
-
-
-def _hosted(mechanism: GaussianMechanism, nodes: Sequence[int]) -> GaussianMechanism:
-    """Return the mechanism of some of the nodes."""
+def _hosted(
+    mechanism: GaussianMechanism,
+    nodes: Sequence[int],
+    random: PrivateRandomness,
+    run_id: str,
+    promises: Sequence[tuple[float, float]],
+) -> GaussianMechanism:
+    """Return the mechanism of some of the nodes, with their part of the shared noise."""
+    law = mechanism.shared
     return replace(
         mechanism,
+        pairs=PairNoise(law, nodes, random, run_id, promises) if law is not None else None,
         noise_multipliers=tuple(mechanism.noise_multipliers[node] for node in nodes),
         expected_batch_sizes=tuple(mechanism.expected_batch_sizes[node] for node in nodes),
         num_examples=tuple(mechanism.num_examples[node] for node in nodes),
@@ -173,6 +178,8 @@ def _budget(
     privacy = design.config.privacy
     if privacy.noise != "calibrated":
         return Budget.unlimited(nodes)
+    if mechanism.pairs is not None:
+        return Budget(nodes, [0] * len(nodes))  # `PrivateGradients.join` fills it in
     epsilons = per_node(privacy.epsilon, design.topology.num_nodes)
     remaining: list[int | None] = [0] * len(nodes)  # a node without data has nothing to release
     for row in (row for row in range(len(nodes)) if mechanism.num_examples[row]):

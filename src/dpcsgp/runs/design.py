@@ -38,8 +38,10 @@ from dpcsgp.privacy import (
     paper_noise_multiplier,
 )
 from dpcsgp.privacy.model_checks import check_model
+from dpcsgp.privacy.shared_noise import SharedNoise, calibrate_shared_noise
 from dpcsgp.randomness import torch_seed
 from dpcsgp.runs.facts import Facts, refuse_own
+from dpcsgp.runs.noise_price import noise_price
 from dpcsgp.tasks import (
     build_model,
     check_augmentation,
@@ -156,10 +158,16 @@ def design_run(
     anchor_D = ParameterLayout.of(module).flatten(module)
     rate, radius = _mixing(config, topology, compressor, anchor_D.numel(), allow_divergence)
     algorithm = build_algorithm(config, compressor, rate)
+    mechanism = build_mechanism(config, facts.num_examples)
+    if config.privacy.max_colluders != "all":
+        price = noise_price(config, topology, compressor, rate, anchor_D.numel())
+        mechanism = share_noise(config, mechanism, price)
+        if mechanism.shared is not None:
+            mechanism.shared.lattice(anchor_D.numel())  # refuses own noise below the grid
     return RunDesign(
         config, facts, topology, module, anchor_D, algorithm,
         _polish_algorithm(config, algorithm, polish_compressor, topology, anchor_D.numel()),
-        build_mechanism(config, facts.num_examples), rate, radius,
+        mechanism, rate, radius,
     )  # fmt: skip
 
 
@@ -289,6 +297,61 @@ def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMech
         strict=True,
     )
     return replace(quiet, noise_multipliers=tuple(_noise_multiplier(config, *row) for row in rows))
+
+
+def share_noise(config: Config, mechanism: GaussianMechanism, price: float) -> GaussianMechanism:
+    """Split calibrated noise into what nodes keep and what pairs share, for `max_colluders`.
+
+    Args:
+        config: the settings.
+        mechanism: all nodes of the run with the independent noise that their promises ask for.
+        price: what variance of a single release costs, in variance of the average.
+
+    Returns:
+        The mechanism with shared noise; as it is where sharing would not help.
+    """
+    colluders, sizes = config.privacy.max_colluders, mechanism.num_examples
+    assert colluders != "all"
+    weights = node_weights(config, sizes) or (1.0,) * len(sizes)
+    factors = tuple(
+        weight / batch if total else 0.0
+        for weight, batch, total in zip(weights, mechanism.expected_batch_sizes, sizes, strict=True)
+    )
+    sensitivities = [factor * mechanism.clip_norm for factor in factors]
+    own, shared = calibrate_shared_noise(
+        mechanism.noise_multipliers, sensitivities, colluders, price
+    )
+    if shared == 0:
+        return mechanism
+    law = SharedNoise(
+        own=own,
+        shared=shared,
+        factors=factors,
+        clip_norm=mechanism.clip_norm,
+        sampling_rates=tuple(
+            batch / total if total else 1.0
+            for batch, total in zip(mechanism.expected_batch_sizes, sizes, strict=True)
+        ),
+        sampling=mechanism.sampling,
+        max_colluders=colluders,
+    )
+    multipliers = tuple(
+        law.event(node).noise_multiplier if total else 0.0 for node, total in enumerate(sizes)
+    )
+    return replace(mechanism, noise_multipliers=multipliers, shared=law)
+
+
+def node_weights(config: Config, num_examples: Sequence[int]) -> tuple[float, ...] | None:
+    """Return all nodes' factors J_i / mean(J) for declared sizes J; None: all count equally.
+
+    The average over all n nodes of J_i / mean(J) times g_i is sum_i J_i g_i / sum_i J_i: what one
+    node with everybody's examples would have. The sizes are declared and public, so nothing further
+    is released; noise is scaled with them.
+    """
+    if config.algorithm.node_weights == "equal":
+        return None
+    mean = sum(num_examples) / len(num_examples)
+    return tuple(total / mean for total in num_examples)
 
 
 def _noise_multiplier(

@@ -58,6 +58,8 @@ def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]
         "seeded": seeded,
         "epsilon": epsilon,
         "epsilon_claimed": claimed,
+        "epsilon_all_collude": max(run.gradients.epsilon_all_collude()),
+        "max_colluders": config.privacy.max_colluders,
         "delta": max(per_node(config.privacy.delta, num_nodes)),
         "neighbouring_relation": str(neighbouring_relation(config.privacy.sampling)),
         "noise_multiplier": list(design.mechanism.noise_multipliers),
@@ -108,6 +110,9 @@ def merge_summaries(
         **summaries[0],
         **{key: value for key, value in last_row.items() if key.endswith(_FINAL)},
         "epsilon": plain(max(float(summary["epsilon"]) for summary in summaries)),
+        "epsilon_all_collude": plain(
+            max(float(summary["epsilon_all_collude"]) for summary in summaries)
+        ),
         "private": all(summary["private"] for summary in summaries),
         "seeded": any(summary["seeded"] for summary in summaries),
         "releases": [count for summary in summaries for count in summary["releases"]],

@@ -5,6 +5,7 @@ Only public values are told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -101,6 +102,7 @@ def plan_rows(design: RunDesign) -> dict[str, str]:
         "mixing rate": _mixing(design),
         "noise": f"{config.privacy.noise}, multiplier {_range(noise)}, "
         f"clip norm {config.privacy.clip_norm:g}",
+        "shared noise": _shared(design),
         "batch": f"{config.privacy.sampling}, expected size {_range(batches)}",
         "traffic": f"{design.bytes_per_edge() / 1e6:.3f} MB per edge",
     }
@@ -115,6 +117,7 @@ def outcome_rows(summary: Mapping[str, Any]) -> dict[str, str]:
         **_scores(summary),
         "verified eps": f"{float(summary['epsilon']):.4f} "
         f"(claimed {float(summary['epsilon_claimed']):g})",
+        **_collusion(summary),
         "delta": f"{summary['delta']:g}",
         "neighbouring data sets": str(summary["neighbouring_relation"]),
         "private": _private(summary),
@@ -144,6 +147,34 @@ def _method(config: Config) -> str:
     compresses = config.method.compresses
     compression = f", compression {config.compression.spec}" if compresses else ""
     return f"{config.algorithm.name}, {config.algorithm.steps} steps{compression}"
+
+
+def _shared(design: RunDesign) -> str:
+    """Say how much of the noise cancels; empty with independent noise."""
+    colluders, law = design.config.privacy.max_colluders, design.mechanism.shared
+    if colluders == "all":
+        return ""
+    if law is None:
+        return f"none: with {colluders} colluders, sharing would not make the average cleaner"
+    noise = design.mechanism.noise_multipliers
+    alone = sum((m * s) ** 2 for m, s in zip(noise, law.sensitivities, strict=True))
+    average = math.sqrt(law.variance_of_average() * len(noise) ** 2 / alone)
+    single = math.sqrt(law.variance_of_release() * len(noise) / alone)
+    return (
+        f"holds against {colluders} colluders; noise of the average x {average:.2f}, "
+        f"of a message x {single:.2f}"
+    )
+
+
+def _collusion(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Say against whom eps holds, and what is left if nobody else is honest."""
+    colluders = summary.get("max_colluders", "all")
+    if colluders == "all":
+        return {}
+    return {
+        "holds against": f"all messages together with any {colluders} other nodes",
+        "eps if all collude": f"{float(summary['epsilon_all_collude']):.4f}",
+    }
 
 
 def _mixing(design: RunDesign) -> str:

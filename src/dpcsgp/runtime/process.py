@@ -175,6 +175,8 @@ def _context(
     # The key seals every value on the board; without one only form and range are checked.
     key_file = config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
+    if key is None:
+        _refuse_unauthenticated_pairs(config, environment.world_size)
     board.seal = Seal(key, environment.start)
     timeout = config.network.timeout_seconds
     hosting = nodes_of_ranks(build_topology(config).num_nodes, environment.world_size)
@@ -185,6 +187,20 @@ def _context(
 
     health = Health(open_store, environment.rank, hosting, timeout, seal=board.seal)
     return ProcessContext(environment, store, board, health, config, key)
+
+
+def _refuse_unauthenticated_pairs(config: Config, world_size: int) -> None:
+    """Refuse shared noise between machines without a key file.
+
+    Whoever could write other public keys to the store would know the noise of every pair.
+    """
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if config.privacy.max_colluders != "all" and local < world_size:
+        raise ConfigError(
+            f"privacy.max_colluders = {config.privacy.max_colluders}: processes on several "
+            "machines need network.key_file, which authenticates the keys of shared noise; make "
+            'one and copy it to every machine, or set privacy.max_colluders = "all"'
+        )
 
 
 def _tell_the_others(board: Board, world_size: int, cause: str, linger: float) -> None:

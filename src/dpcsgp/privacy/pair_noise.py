@@ -1,0 +1,282 @@
+"""The noise that the hosted nodes share with others: who takes part when, and what they draw.
+
+`join` is called once per start, before the first release: nodes tell each other their public keys
+and what their ledgers hold, so that everybody knows in which steps everybody releases. In a step
+every pair of releasing nodes of a group draws whole multiples of the lattice from its own stream;
+the smaller node adds them, the larger subtracts them. As integers they cancel exactly.
+
+One stream never meets two sums: keys are new at every start (see `pair_keys`), and `counts` refuses
+a step that it has served.
+
+Legend: N hosted nodes, D coordinates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, final
+
+import numpy as np
+
+from dpcsgp.errors import PrivateStepError, WireError
+from dpcsgp.kernels.rounded_normal import rounded_normals
+from dpcsgp.privacy.accounting import releases_within
+from dpcsgp.privacy.cancelling import noise_groups
+from dpcsgp.privacy.events import ReleaseEvent
+from dpcsgp.privacy.noise import SENSITIVITY_SLACK
+from dpcsgp.privacy.pair_keys import KeyPairs, PublicHalf
+from dpcsgp.privacy.shared_noise import SharedNoise
+from dpcsgp.randomness import PairStreams, PrivateRandomness
+
+Releases = Sequence[tuple[ReleaseEvent, int]]
+Gather = Callable[[str, Any], list[Any]]
+
+
+@final
+class PairNoise:
+    """Shared noise of the hosted nodes, one object per start.
+
+    Args:
+        law: own and shared noise of all nodes of the run.
+        nodes: numbers of the hosted nodes, in the order of all rows.
+        random: their secret streams, from which key pairs are made.
+        run_id: public name of the run.
+        promises: (eps, delta) of every node of the run.
+    """
+
+    def __init__(
+        self,
+        law: SharedNoise,
+        nodes: Sequence[int],
+        random: PrivateRandomness,
+        run_id: str,
+        promises: Sequence[tuple[float, float]],
+    ) -> None:
+        self.law: Final = law
+        self.nodes: Final = tuple(nodes)
+        self._run_id, self._promises = run_id, tuple(promises)
+        self._keys = KeyPairs(random)
+        self._streams: PairStreams | None = None
+        self._ends: tuple[int, ...] = ()  # per node of the run: the first step without a release
+        self._next_step = 0
+
+    def join(
+        self, first_step: int, steps: int, spent_by_node: Mapping[int, Releases], gather: Gather
+    ) -> list[int]:
+        """Agree with all others on keys and on who releases when.
+
+        Args:
+            first_step: number of the step that comes next.
+            steps: number of steps of the run.
+            spent_by_node: what the hosted nodes' ledgers hold.
+            gather: all-gathers a JSON value under a name, by rank.
+
+        Returns:
+            How many further releases each hosted node makes at most.
+
+        Raises:
+            WireError: another process told something that does not fit.
+        """
+        told = self.meet(gather, spent_by_node)
+        spent = [_read_releases(node, told[node]) for node in range(len(self.law.own))]
+        counts = participation(self.law, self._promises, spent, steps - first_step)
+        self.begin(first_step, [first_step + count for count in counts])
+        return [counts[node] for node in self.nodes]
+
+    def meet(
+        self, gather: Gather, spent_by_node: Mapping[int, Releases] | None = None
+    ) -> dict[int, Any]:
+        """Agree on the keys of all pairs; return what every node said of its ledger, unread."""
+        told = _merged(gather("shared noise: keys", self._told(spent_by_node or {})), self.law)
+        halves = {node: PublicHalf.from_json(node, value[0]) for node, value in told.items()}
+        # The own ones from memory: what the network says of them may be of an earlier start.
+        self._streams = self._keys.streams(self._run_id, halves | self._keys.halves)
+        _compare(gather("shared noise: check", _as_json(self._streams.fingerprints())))
+        return {node: value[1] for node, value in told.items()}
+
+    def begin(self, first_step: int, ends: Sequence[int]) -> None:
+        """Take note of who releases when: each node up to the step before its end."""
+        self._ends, self._next_step = tuple(ends), first_step
+
+    def event(self, row: int, step: int) -> ReleaseEvent:
+        """Return what this node's release costs in this step, with the pairs that it then has."""
+        return self.law.event(self.nodes[row], self.active(step))
+
+    def active(self, step: int) -> tuple[bool, ...]:
+        """Return which nodes of the run release in a step."""
+        return tuple(step < end for end in self._ends)
+
+    def counts(self, step: int, dim: int) -> np.ndarray:
+        """Return int32 (N, D): what each hosted node adds, in steps of the lattice.
+
+        Raises:
+            PrivateStepError: the streams of this step were drawn before.
+        """
+        counts_ND = np.zeros((len(self.nodes), dim), dtype=np.int32)
+        row_of = {node: row for row, node in enumerate(self.nodes)}
+        for low, high, drawn_D in self.draws(step, dim):
+            # The smaller node adds, the larger one subtracts.
+            if low in row_of:
+                counts_ND[row_of[low]] += drawn_D
+            if high in row_of:
+                counts_ND[row_of[high]] -= drawn_D
+        return counts_ND
+
+    def draws(self, step: int, dim: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Draw a step's noise, pair by pair: (smaller node, larger node, int32 (D,)).
+
+        Raises:
+            PrivateStepError: the streams of this step were drawn before.
+        """
+        if self._streams is None or step < self._next_step:
+            raise PrivateStepError(
+                f"step {step}: the streams of shared noise were drawn already, or nobody joined; "
+                "a stream never meets two sums"
+            )
+        self._next_step = step + 1
+        for low, high in self._pairs(step):
+            drawn_D = np.empty(dim, dtype=np.int32)
+            self._draw(low, high, step, drawn_D)
+            yield low, high, drawn_D
+
+    def _pairs(self, step: int) -> list[tuple[int, int]]:
+        """Return the pairs that draw in a step: both ends release, and one is hosted here."""
+        active, hosted = self.active(step), set(self.nodes)
+        return [
+            pair
+            for group in noise_groups(len(active))
+            for pair in itertools.combinations((node for node in group if active[node]), 2)
+            if not hosted.isdisjoint(pair)
+        ]
+
+    def _draw(self, low: int, high: int, step: int, out_D: np.ndarray) -> None:
+        streams = self._streams
+        assert streams is not None
+
+        def stream(purpose: str, num_bytes: int) -> np.ndarray:
+            return streams.bytes(low, high, purpose, step, num_bytes)
+
+        rounded_normals(self.scale(out_D.size), out_D.size, stream, out_D)
+
+    def scale(self, dim: int) -> float:
+        """Return the standard deviation of a pair's noise in steps of the lattice."""
+        return self.law.shared * (1 + SENSITIVITY_SLACK) / self.law.lattice(dim)
+
+    def _told(self, spent_by_node: Mapping[int, Releases]) -> dict[str, Any]:
+        """Return what the hosted nodes tell: public key and nonce, and their ledgers' releases."""
+        return {
+            str(node): [
+                self._keys.halves[node].as_json(),
+                _write_releases(spent_by_node.get(node, ())),
+            ]
+            for node in self.nodes
+        }
+
+    def __repr__(self) -> str:  # keys must never reach a log or a traceback
+        return f"PairNoise(nodes={self.nodes})"
+
+
+def participation(
+    law: SharedNoise,
+    promises: Sequence[tuple[float, float]],
+    spent: Sequence[Releases],
+    steps: int,
+) -> list[int]:
+    """Return in how many of the coming steps each node can release within its budget.
+
+    A node that stops leaves the others with fewer pairs, which makes their further releases dearer:
+    the account is made stretch by stretch, between one node's last release and the next one's.
+
+    Args:
+        law: own and shared noise of all nodes.
+        promises: (eps, delta) of every node.
+        spent: each node's releases so far.
+        steps: how many steps are to come.
+    """
+    done, counts = 0, [0] * len(law.own)
+    totals = [list(releases) for releases in spent]
+    active = [bool(factor) for factor in law.factors]
+    while done < steps and any(active):
+        # How long everybody who is active now can go on with the pairs of now.
+        left = _left(law, promises, totals, active)
+        stretch = min(steps - done, *(left[node] for node in left)) if left else 0
+        if stretch == 0:
+            active = [is_active and left[node] > 0 for node, is_active in enumerate(active)]
+            continue
+        for node in left:
+            totals[node].append((law.event(node, tuple(active)), stretch))
+            counts[node] += stretch
+        done += stretch
+    return counts
+
+
+def _left(
+    law: SharedNoise,
+    promises: Sequence[tuple[float, float]],
+    totals: Sequence[Releases],
+    active: Sequence[bool],
+) -> dict[int, int]:
+    """Return for every active node how many releases fit if all of them go on."""
+    return {
+        node: releases_within(law.event(node, tuple(active)), *promises[node], totals[node])
+        for node, is_active in enumerate(active)
+        if is_active
+    }
+
+
+def _merged(parts: Sequence[Any], law: SharedNoise) -> dict[int, list[Any]]:
+    """Return node -> what it told, each node once."""
+    told: dict[int, list[Any]] = {}
+    for part in parts:
+        for name, value in part.items() if isinstance(part, dict) else ():
+            if name.isdecimal() and isinstance(value, list) and len(value) == 2:
+                told.setdefault(int(name), []).append(value)
+    wanted = set(range(len(law.own)))
+    if set(told) != wanted or any(len(values) != 1 for values in told.values()):
+        raise WireError(
+            f"shared noise: nodes {sorted(told)} told their keys, expected each of "
+            f"0 to {len(wanted) - 1} once; run the same release on all machines"
+        )
+    return {node: values[0] for node, values in told.items()}
+
+
+def _compare(parts: Sequence[Any]) -> None:
+    """Refuse pairs whose two ends have different keys: their noise would not cancel."""
+    first: dict[str, Any] = {}
+    for part in parts:
+        for pair, digest in part.items() if isinstance(part, dict) else ():
+            if first.setdefault(pair, digest) != digest:
+                raise WireError(
+                    f"shared noise: nodes {pair} have different keys, so their noise would not "
+                    "cancel; a message between them was changed on the way, or the run differs"
+                )
+
+
+def _as_json(fingerprints: Mapping[tuple[int, int], str]) -> dict[str, str]:
+    return {f"{low} and {high}": digest for (low, high), digest in fingerprints.items()}
+
+
+def _write_releases(releases: Releases) -> list[list[Any]]:
+    return [
+        [
+            event.sampling,
+            event.sampling_rate,
+            event.noise_multiplier,
+            event.max_colluders,
+            list(event.by_colluders),
+            count,
+        ]
+        for event, count in releases
+    ]
+
+
+def _read_releases(node: int, value: Any) -> list[tuple[ReleaseEvent, int]]:
+    """Read what a node said of its ledger; it came over the network."""
+    try:
+        return [
+            (ReleaseEvent(sampling, rate, noise, colluders, tuple(rows)), int(count))
+            for sampling, rate, noise, colluders, rows, count in value
+        ]
+    except (TypeError, ValueError) as error:
+        raise WireError(f"node {node} told releases that make no sense: {error}") from None
