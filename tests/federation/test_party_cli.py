@@ -65,6 +65,21 @@ def test_approving_shows_the_terms_asks_and_records(here: Path) -> None:
     assert require_consent(party, roster).fingerprint == roster.fingerprint
 
 
+def test_whom_a_promise_trusts_is_said(here: Path) -> None:
+    """Noise that pairs share protects only while few enough of the others collude."""
+    assert (
+        "even if all others"
+        in run("party", "approve", "federation.toml", "--folder", "lab-a", "--yes").output
+    )
+    Path("plan.toml").write_text(PLAN + "[privacy]\nmax_colluders = 1\n")
+    run("federation", "new", "plan.toml", *cards(), "--out", "b.toml")
+    output = run("party", "approve", "b.toml", "--folder", "lab-a", "--yes").output
+    assert "as long as at most 1 of the others" in output
+    shown = json.loads(run("federation", "show", "b.toml", "--json").stdout)
+    assert shown["max_colluders"] == 1
+    assert all(1.9 < party["epsilon_of_plan"] <= 2.0 for party in shown["parties"])
+
+
 def test_earlier_promises_are_remembered(here: Path) -> None:
     run("federation", "new", "plan.toml", *cards(), "--out", "second.toml")
     run("party", "approve", "federation.toml", "--folder", "lab-a", "--yes")

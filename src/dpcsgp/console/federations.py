@@ -106,6 +106,7 @@ def _promise(agreement: Agreement, cost: PartyCost) -> dict[str, str]:
         "declared examples",
         "spent by the plan": f"verified eps {cost.epsilon_of_plan:.4g} in "
         f"{config.algorithm.steps} releases",
+        "holds": _trust(config.privacy.max_colluders),
         "noise": f"multiplier {cost.noise_multiplier:.4g}, expected batch "
         f"{cost.expected_batch_size}, clip norm {config.privacy.clip_norm:g}",
         "heard directly by": ", ".join(cost.heard_by),
@@ -115,6 +116,12 @@ def _promise(agreement: Agreement, cost: PartyCost) -> dict[str, str]:
         "is reached at": cost.address or "nowhere: it only calls out",
         "until": f"{agreement.roster.ends}",
     }
+
+
+def _trust(colluders: str | int) -> str:
+    if colluders == "all":
+        return "even if all others tell each other everything"
+    return f"as long as at most {colluders} of the others tell each other what they know"
 
 
 def _verdict(agreement: Agreement) -> Text:

@@ -18,7 +18,7 @@ from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.federation.roster import DataShape, Roster
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.planning.diagnosis import Diagnosis, diagnose
-from dpcsgp.privacy import composed_epsilon
+from dpcsgp.privacy import GaussianMechanism, composed_epsilon
 from dpcsgp.randomness import torch_seed
 from dpcsgp.runs.design import ALLOW_DIVERGENCE, RunDesign, build_mechanism, design_run
 from dpcsgp.runs.facts import declared_facts
@@ -86,6 +86,7 @@ class Agreement:
             **roster.data.content(),
             "algorithm": algorithm.name,
             "compression": roster.config.compression.spec,
+            "max_colluders": roster.config.privacy.max_colluders,
             "steps": algorithm.steps,
             "polish_rounds": algorithm.polish_rounds,
             "graph": roster.topology.name,
@@ -109,8 +110,10 @@ def examine(roster: Roster) -> Agreement:
             f"data: {roster.data.content()} is not the shape of task.name = "
             f"{roster.config.task.name!r}; the roster was changed by hand: ask for it again"
         )
-    # Budgets first: the refusal then names the party, not a number of a node.
-    epsilons = [_cost_of_plan(roster, node) for node in range(len(roster.parties))]
+    # Budgets first, one by one: the refusal then names the party, not a number of a node.
+    nodes = range(len(roster.parties))
+    for node in nodes:
+        _cost_of_plan(roster, node)
     module = initial_module(roster.config, roster.data)
     if model_digest(module) != roster.initial_model:
         raise ConfigError(
@@ -121,7 +124,10 @@ def examine(roster: Roster) -> Agreement:
     design = _design(roster, module)
     smallest = min(roster.facts.num_examples)
     doctor = diagnose(roster.config, design.dim, smallest, roster.topology)
-    costs = tuple(_cost(roster, design, node, spent) for node, spent in enumerate(epsilons))
+    # What counts in the end is the noise of the design, part of which pairs may share.
+    costs = tuple(
+        _cost(roster, design, node, _cost_of_plan(roster, node, design.mechanism)) for node in nodes
+    )
     return Agreement(roster, design, doctor, costs)
 
 
@@ -172,15 +178,21 @@ def model_digest(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _cost_of_plan(roster: Roster, node: int) -> float:
-    """Return the verified eps of a party's releases, or refuse a plan that breaks its promise."""
+def _cost_of_plan(roster: Roster, node: int, mechanism: GaussianMechanism | None = None) -> float:
+    """Return the verified eps of a party's releases, or refuse a plan that breaks its promise.
+
+    Args:
+        roster: the roster.
+        node: of the party.
+        mechanism: of all nodes; None: this party's own noise is calibrated, and nobody else's.
+    """
     config, card = roster.config, roster.parties[node]
     sizes = roster.facts.num_examples
-    # Nodes without examples are not calibrated: only this party's budget is asked.
+    # Nodes without examples are not calibrated.
     alone = tuple(size if other == node else 0 for other, size in enumerate(sizes))
     steps = config.algorithm.steps + config.privacy.replay_reserve
     try:
-        event = build_mechanism(config, alone).event(node)
+        event = (mechanism or build_mechanism(config, alone)).event(node)
         spent = composed_epsilon([(event, steps)], card.promised.delta)
     except (ConfigError, OverflowError) as error:
         raise ConfigError(f"party {card.name}: {error}") from None
