@@ -16,8 +16,10 @@ from dpcsgp.cli import (
     data,
     demo,
     doctor,
+    federation,
     launch,
     ledger,
+    party,
     plan,
     report,
     reproduce,
@@ -47,6 +49,8 @@ cli.command("reproduce")(reproduce.reproduce)
 # Groups with commands of their own.
 cli.add_typer(ledger.app, name="ledger")
 cli.add_typer(data.app, name="data")
+cli.add_typer(party.app, name="party")
+cli.add_typer(federation.app, name="federation")
 
 
 def app() -> None:

@@ -79,11 +79,16 @@ class Diagnosis:
         return rounds_to_halve(self.radius)
 
 
-def diagnose(config: Config, dim: int, examples_per_node: int) -> Diagnosis:
-    """Examine the graph, compressor and mixing rate of the settings, for `dim` coordinates."""
+def diagnose(
+    config: Config, dim: int, examples_per_node: int, topology: Topology | None = None
+) -> Diagnosis:
+    """Examine the graph, compressor and mixing rate of the settings, for `dim` coordinates.
+
+    `topology` is that of a roster, which lists its edges; otherwise the settings name one.
+    """
     if dim < 1:
         raise ConfigError(f"--dim {dim}: expected at least 1 coordinate")
-    topology, method = build_topology(config), config.method
+    topology, method = topology or build_topology(config), config.method
     compressor = parse_compressor(config.compression.spec if method.compresses else "none")
     wanted = config.algorithm.mixing_rate
     # Error feedback has laws of its own; everything else gossips at rate 1.

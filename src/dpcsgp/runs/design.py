@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ from dpcsgp.tasks import (
     build_model,
     check_augmentation,
 )
+
+# Ends a refusal that the one who runs all nodes can overrule.
+ALLOW_DIVERGENCE: Final = " To run it all the same: --allow-divergence"
 
 
 @dataclass(frozen=True)
@@ -126,15 +129,19 @@ def check_device(name: str) -> None:
 
 
 def design_run(
-    config: Config, facts: Facts, allow_divergence: bool = False, module: nn.Module | None = None
+    config: Config,
+    facts: Facts,
+    allow_divergence: bool = False,
+    module: nn.Module | None = None,
+    topology: Topology | None = None,
 ) -> RunDesign:
     """Check everything that can be checked without data and return the parts.
 
-    `module` is the user's own, if any.
+    `module` is the user's own, if any; `topology` that of a roster, which lists its edges.
     """
     # What is cheap comes first: device, graph, compressors, augmentation.
     check_device(config.run.device)
-    topology = build_topology(config)
+    topology = topology or build_topology(config)
     compressor = parse_compressor(config.compression.spec)
     polish_compressor = parse_compressor(
         config.algorithm.polish_compression or config.compression.spec
@@ -194,7 +201,7 @@ def _mixing(
         try:
             require_stable(topology, compressor, rate, dim)
         except UnstableError as error:
-            raise UnstableError(f"{error} To run it all the same: --allow-divergence") from None
+            raise UnstableError(f"{error}{ALLOW_DIVERGENCE}") from None
     return rate, mixing_radius(topology, compressor, rate, dim)
 
 
@@ -219,9 +226,8 @@ def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence
         remedy = "use 'gsgd:8/64' (more bits, one scale per 64 coordinates) or 'none'"
         if radius >= 1.0 and not allow_divergence:
             raise UnstableError(
-                f"{where}: the disagreement grows by a factor of {radius:.4f} a round; {remedy}. "
-                "To run it all the same: "
-                "--allow-divergence"
+                f"{where}: the disagreement grows by a factor of {radius:.4f} a round; {remedy}."
+                f"{ALLOW_DIVERGENCE}"
             )
         # Written so that nan, which stands for "no law", brings the warning too.
         if not spread <= LARGEST_SPREAD:

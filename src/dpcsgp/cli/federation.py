@@ -1,0 +1,118 @@
+"""`dpcsgp federation new | show`: one roster from a plan and cards, and what it means."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpcsgp.cli.options import AsJson
+from dpcsgp.errors import ConfigError
+from dpcsgp.records.metrics import strict_json
+
+if TYPE_CHECKING:
+    from dpcsgp.federation.roster import Roster
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Make and read the roster of a federation.",
+    rich_markup_mode=None,
+)
+
+
+@app.command("new")
+def new(
+    plan_file: Annotated[Path, typer.Argument(help="Settings, as for `run`.", metavar="PLAN.toml")],
+    card_files: Annotated[
+        list[Path], typer.Argument(help="Cards of all parties, in node order.", metavar="CARDS...")
+    ],
+    out: Annotated[Path, typer.Option(help="The new roster.")] = Path("federation.toml"),
+    ends: Annotated[
+        str | None, typer.Option(help="Last day, such as 2030-12-31; default: a year from now.")
+    ] = None,
+) -> None:
+    """Make a roster from a plan and the parties' cards; what cannot work is refused.
+
+    Example: dpcsgp federation new plan.toml cards/*.card.toml --out federation.toml
+    """
+    from rich.console import Console
+
+    from dpcsgp.console.federations import overview
+    from dpcsgp.federation.cards import Card
+    from dpcsgp.federation.founding import Plan, found
+
+    plan, cards = Plan.load(plan_file), [Card.load(path) for path in card_files]
+    agreement = found(plan, cards, _day(ends))
+    _write_new(out, agreement.roster.text())
+    Console().print(overview(agreement), soft_wrap=True)
+    for note in plan.notes(cards):
+        typer.echo(f"note: {note}")
+    typer.echo(f"wrote {out}; give it to every party: dpcsgp party approve {out}")
+
+
+@app.command("show")
+def show(
+    roster_files: Annotated[
+        list[Path],
+        typer.Argument(help="One roster, or two to be compared.", metavar="FEDERATION.toml..."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Show who takes part, on what terms, and what it costs; or how two rosters differ.
+
+    Exit code 1: the two rosters differ.
+
+    Example: dpcsgp federation show federation.toml
+    """
+    from dpcsgp.federation.roster import Roster
+
+    if len(roster_files) > 2:
+        raise ConfigError(f"{len(roster_files)} rosters: give one, or two to be compared")
+    rosters = [Roster.load(path) for path in roster_files]
+    if len(rosters) == 2:
+        _compare(rosters[0], rosters[1], as_json)
+        return
+    from rich.console import Console
+
+    from dpcsgp.console.federations import overview
+    from dpcsgp.federation.agreement import examine
+
+    agreement = examine(rosters[0])
+    if as_json:
+        typer.echo(strict_json(agreement.answer()))
+    else:
+        Console().print(overview(agreement), soft_wrap=True)
+
+
+def _compare(first: Roster, second: Roster, as_json: bool) -> None:
+    """Print every field in which two rosters differ."""
+    from dpcsgp.console.federations import difference_lines
+    from dpcsgp.federation.differences import differences
+
+    found = differences(first, second)
+    if as_json:
+        typer.echo(strict_json({"equal": not found, "differences": [vars(each) for each in found]}))
+    else:
+        typer.echo(difference_lines(found))
+    if found:
+        raise typer.Exit(1)
+
+
+def _day(text: str | None) -> datetime.date | None:
+    try:
+        return None if text is None else datetime.date.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"--ends {text}: expected a day such as 2030-12-31") from None
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that must not exist: an approved roster is never overwritten."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        raise ConfigError(f"--out {path}: it exists already; choose another name") from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)

@@ -1,0 +1,134 @@
+"""Tables about a federation: who takes part, what one party promises, where two rosters differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from dpcsgp.federation.agreement import Agreement, PartyCost
+from dpcsgp.federation.consent import Consent
+from dpcsgp.federation.differences import Difference
+from dpcsgp.federation.roster import Roster
+
+
+def overview(agreement: Agreement) -> Group:
+    """Show who takes part, what is trained, and what the doctor says."""
+    return Group(
+        _facts("the federation", _shared(agreement)),
+        _parties(agreement),
+        _verdict(agreement),
+        fingerprint(agreement.roster),
+    )
+
+
+def own_part(agreement: Agreement, name: str, others: Sequence[Consent]) -> Group:
+    """Show one party what it promises, what it costs, and who hears it."""
+    cost = agreement.costs[agreement.roster.node_of(name)]
+    parts: list[RenderableType] = [
+        _facts("the federation", _shared(agreement)),
+        _facts(f"what {name} promises, and what it costs", _promise(agreement, cost)),
+        _verdict(agreement),
+    ]
+    if others:
+        total = sum(consent.promise.epsilon for consent in others)
+        parts.append(
+            Text(
+                f"approved before: {len(others)} other rosters, eps {total:g} in all. Where they "
+                "use the same examples, promises add up."
+            )
+        )
+    return Group(*parts, fingerprint(agreement.roster))
+
+
+def fingerprint(roster: Roster) -> Text:
+    """Show the words by which people compare rosters."""
+    return Text("fingerprint: ", style="bold") + Text(roster.words, style="not bold")
+
+
+def difference_lines(found: Sequence[Difference]) -> str:
+    """Say in which fields two rosters differ, one per line."""
+    if not found:
+        return "the rosters are equal"
+    return "\n".join([f"{len(found)} fields differ (first / second):", *map(str, found)])
+
+
+def _facts(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    return table
+
+
+def _shared(agreement: Agreement) -> dict[str, str]:
+    """Say what all have in common."""
+    roster, algorithm = agreement.roster, agreement.roster.config.algorithm
+    config, shape = roster.config, list(roster.data.input_shape)
+    over = " (over)" if roster.expired() else ""
+    return {
+        "roster": f"{roster.id}, version {roster.version}, ends {roster.ends}{over}",
+        "task": f"{config.task.name}: inputs {shape}, {roster.data.num_classes} classes",
+        "model": f"{config.task.model}, {agreement.design.dim:,} coordinates",
+        "method": f"{algorithm.name}, compression {config.compression.spec}, "
+        f"{algorithm.steps} steps + {algorithm.polish_rounds} polish rounds",
+        "graph": f"{roster.topology.name}, {len(roster.parties)} parties, "
+        f"{len(roster.edges)} edges",
+        "traffic": f"{_size(agreement.bytes_per_edge)} per edge for the whole run",
+    }
+
+
+def _parties(agreement: Agreement) -> Table:
+    """One row per party, in the order of the nodes."""
+    table = Table(title="parties", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("name", "reached at", "examples", "eps", "delta", "noise", "sends to"):
+        table.add_column(name, overflow="fold")
+    for cost in agreement.costs:
+        table.add_row(
+            cost.name,
+            cost.address or "(calls out only)",
+            f"{cost.num_examples}",
+            f"{cost.epsilon:g}",
+            f"{cost.delta:g}",
+            f"{cost.noise_multiplier:.3g}",
+            ", ".join(cost.heard_by),
+        )
+    return table
+
+
+def _promise(agreement: Agreement, cost: PartyCost) -> dict[str, str]:
+    config = agreement.roster.config
+    return {
+        "promise": f"eps {cost.epsilon:g}, delta {cost.delta:g} for {cost.num_examples} "
+        "declared examples",
+        "spent by the plan": f"verified eps {cost.epsilon_of_plan:.4g} in "
+        f"{config.algorithm.steps} releases",
+        "holds": _trust(config.privacy.max_colluders),
+        "noise": f"multiplier {cost.noise_multiplier:.4g}, expected batch "
+        f"{cost.expected_batch_size}, clip norm {config.privacy.clip_norm:g}",
+        "heard directly by": ", ".join(cost.heard_by),
+        "hears": ", ".join(cost.hears),
+        "sends": f"{_size(cost.bytes_sent)} in all, {_size(agreement.bytes_per_edge)} per edge",
+        "receives": f"{_size(cost.bytes_received)} in all",
+        "is reached at": cost.address or "nowhere: it only calls out",
+        "until": f"{agreement.roster.ends}",
+    }
+
+
+def _trust(colluders: str | int) -> str:
+    if colluders == "all":
+        return "even if all others tell each other everything"
+    return f"as long as at most {colluders} of the others tell each other what they know"
+
+
+def _verdict(agreement: Agreement) -> Text:
+    doctor = agreement.doctor
+    word, style = ("healthy", "bold green") if doctor.healthy else ("unhealthy", "bold red")
+    return Text(f"gossip is {word}: ", style=style) + Text(doctor.verdict, style="default")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.3f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

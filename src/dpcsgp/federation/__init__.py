@@ -1,0 +1,1 @@
+"""Parties without a server: who takes part, and what they agreed on."""

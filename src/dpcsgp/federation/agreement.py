@@ -1,0 +1,229 @@
+"""What a roster would mean, computed: is gossip stable, do the promises pay, what does it cost?
+
+Everybody who looks at a roster or approves it computes this again. The maker is not trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+from torch import nn
+
+from dpcsgp.config import Config
+from dpcsgp.errors import ConfigError, UnstableError
+from dpcsgp.federation.roster import DataShape, Roster
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.planning.diagnosis import Diagnosis, diagnose
+from dpcsgp.privacy import GaussianMechanism, composed_epsilon
+from dpcsgp.randomness import torch_seed
+from dpcsgp.runs.design import ALLOW_DIVERGENCE, RunDesign, build_mechanism, design_run
+from dpcsgp.runs.facts import declared_facts
+from dpcsgp.tasks import build_model
+
+MOST_COORDINATES: Final = 5 * 10**8  # 2 GB of float32
+_LONGEST_SPEC: Final = 200  # characters of task.model
+_ROUNDING: Final = 1e-9  # relative
+
+
+@final
+@dataclass(frozen=True)
+class PartyCost:
+    """What one party promises and sends, and who is next to it."""
+
+    name: str
+    address: str | None
+    num_examples: int
+    epsilon: float
+    delta: float
+    epsilon_of_plan: float  # verified, for all steps; at most epsilon
+    noise_multiplier: float
+    expected_batch_size: int
+    heard_by: tuple[str, ...]
+    hears: tuple[str, ...]
+    bytes_sent: int
+    bytes_received: int
+
+
+@final
+@dataclass(frozen=True)
+class Agreement:
+    """A roster and what it means.
+
+    Attributes:
+        roster: as it was read.
+        design: the parts of the run, checked.
+        doctor: whether gossip contracts, and why.
+        costs: one entry per party, by node.
+    """
+
+    roster: Roster
+    design: RunDesign
+    doctor: Diagnosis
+    costs: tuple[PartyCost, ...]
+
+    @property
+    def bytes_per_edge(self) -> int:
+        """Bytes that the complete run puts on one edge."""
+        return self.design.bytes_per_edge()
+
+    def answer(self) -> dict[str, Any]:
+        """Return all findings under the names that `--json` prints."""
+        roster, algorithm = self.roster, self.roster.config.algorithm
+        return {
+            "fingerprint": roster.fingerprint,
+            "words": roster.words,
+            "id": roster.id,
+            "version": roster.version,
+            "ends": roster.ends.isoformat(),
+            "expired": roster.expired(),
+            "task": roster.config.task.name,
+            "model": roster.config.task.model,
+            "coordinates": self.design.dim,
+            **roster.data.content(),
+            "algorithm": algorithm.name,
+            "compression": roster.config.compression.spec,
+            "max_colluders": roster.config.privacy.max_colluders,
+            "steps": algorithm.steps,
+            "polish_rounds": algorithm.polish_rounds,
+            "graph": roster.topology.name,
+            "edges": roster.content()["edges"],
+            "bytes_per_edge": self.bytes_per_edge,
+            "healthy": self.doctor.healthy,
+            "verdict": self.doctor.verdict,
+            "parties": [vars(cost) for cost in self.costs],
+        }
+
+
+def examine(roster: Roster) -> Agreement:
+    """Compute what a roster means.
+
+    Raises:
+        ConfigError: gossip would diverge, a promise cannot pay for the plan, or the initial model
+            is not the one whose digest the roster holds.
+    """
+    if roster.config.task.name != "own" and roster.data != declared_shape(roster.config):
+        raise ConfigError(
+            f"data: {roster.data.content()} is not the shape of task.name = "
+            f"{roster.config.task.name!r}; the roster was changed by hand: ask for it again"
+        )
+    # Budgets first, one by one: the refusal then names the party, not a number of a node.
+    nodes = range(len(roster.parties))
+    for node in nodes:
+        _cost_of_plan(roster, node)
+    module = initial_module(roster.config, roster.data)
+    if model_digest(module) != roster.initial_model:
+        raise ConfigError(
+            f"initial_model = {roster.initial_model[:16]}...: here the settings give the model "
+            f"{model_digest(module)[:16]}...; use the same releases of dpcsgp and torch as the "
+            "maker of the roster, or have it made anew"
+        )
+    design = _design(roster, module)
+    smallest = min(roster.facts.num_examples)
+    doctor = diagnose(roster.config, design.dim, smallest, roster.topology)
+    # What counts in the end is the noise of the design, part of which pairs may share.
+    costs = tuple(
+        _cost(roster, design, node, _cost_of_plan(roster, node, design.mechanism)) for node in nodes
+    )
+    return Agreement(roster, design, doctor, costs)
+
+
+def declared_shape(config: Config) -> DataShape:
+    """Return the shape of a built-in data set, features applied."""
+    facts = declared_facts(config, num_examples=1)
+    return DataShape(facts.input_shape, facts.num_classes)
+
+
+def _design(roster: Roster, module: nn.Module) -> RunDesign:
+    try:
+        return design_run(roster.config, roster.facts, module=module, topology=roster.topology)
+    except UnstableError as error:
+        # One party alone cannot allow divergence to all.
+        raise UnstableError(str(error).removesuffix(ALLOW_DIVERGENCE)) from None
+
+
+def initial_module(config: Config, data: DataShape) -> nn.Module:
+    """Build the model that all parties start from, under the public seed."""
+    spec = config.task.model
+    if len(spec) > _LONGEST_SPEC:
+        raise ConfigError(
+            f"task.model = {spec[:40]!r}...: expected at most {_LONGEST_SPEC} letters"
+        )
+    # Sizes first, without memory: a hostile roster must not fill it.
+    try:
+        with torch.device("meta"):
+            shell = build_model(spec, data.input_shape, data.num_classes)
+        dim = ParameterLayout.of(shell).dim
+    except (RuntimeError, TypeError, OverflowError):
+        dim = MOST_COORDINATES + 1
+    if dim > MOST_COORDINATES:
+        raise ConfigError(
+            f"task.model = {spec!r} for inputs {list(data.input_shape)}: more than "
+            f"{MOST_COORDINATES:,} coordinates; choose a smaller model"
+        )
+    with torch_seed(config.run.seed, "initial model"):
+        return build_model(spec, data.input_shape, data.num_classes)
+
+
+def model_digest(module: nn.Module) -> str:
+    """Return a digest of a model's trained parameters: names, shapes and values."""
+    layout = ParameterLayout.of(module)
+    shapes = [list(shape) for shape in layout.shapes]
+    digest = hashlib.sha256(b"dpcsgp initial model\n")
+    digest.update(json.dumps([list(layout.names), shapes]).encode())
+    digest.update(layout.flatten(module).numpy().astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def _cost_of_plan(roster: Roster, node: int, mechanism: GaussianMechanism | None = None) -> float:
+    """Return the verified eps of a party's releases, or refuse a plan that breaks its promise.
+
+    Args:
+        roster: the roster.
+        node: of the party.
+        mechanism: of all nodes; None: this party's own noise is calibrated, and nobody else's.
+    """
+    config, card = roster.config, roster.parties[node]
+    sizes = roster.facts.num_examples
+    # Nodes without examples are not calibrated.
+    alone = tuple(size if other == node else 0 for other, size in enumerate(sizes))
+    steps = config.algorithm.steps + config.privacy.replay_reserve
+    try:
+        event = (mechanism or build_mechanism(config, alone)).event(node)
+        spent = composed_epsilon([(event, steps)], card.promised.delta)
+    except (ConfigError, OverflowError) as error:
+        raise ConfigError(f"party {card.name}: {error}") from None
+    if spent > card.promised.epsilon * (1 + _ROUNDING):
+        raise ConfigError(
+            f"party {card.name}: its card promises eps {card.promised.epsilon:g}, but the plan "
+            f'costs {spent:.4g} with privacy.noise = "{config.privacy.noise}"; set privacy.noise = '
+            '"calibrated"'
+        )
+    return spent
+
+
+def _cost(roster: Roster, design: RunDesign, node: int, epsilon: float) -> PartyCost:
+    """Put together what one party promises and sends."""
+    card, mechanism = roster.parties[node], design.mechanism
+    receivers, senders = (
+        tuple(roster.parties[other].name for other in neighbours if other != node)
+        for neighbours in (
+            roster.topology.receivers_from(node),
+            roster.topology.senders_to(node),
+        )
+    )
+    return PartyCost(
+        name=card.name,
+        address=card.address,
+        **vars(card.promised),
+        epsilon_of_plan=epsilon,
+        noise_multiplier=mechanism.noise_multipliers[node],
+        expected_batch_size=mechanism.expected_batch_sizes[node],
+        heard_by=receivers,
+        hears=senders,
+        bytes_sent=len(receivers) * design.bytes_per_edge(),
+        bytes_received=len(senders) * design.bytes_per_edge(),
+    )

@@ -1,0 +1,347 @@
+"""The roster: who takes part and what all of them agreed on, in one file.
+
+It holds the parties' cards in the order of their nodes, the settings, the edges of the graph, the
+shape of the data and a digest of the initial model. What a roster does not hold is each machine's
+own business: device, key files, and the seed of private noise, which nobody may share.
+
+A `Roster` that exists is consistent: cards are signed, names and keys differ, every edge can be
+dialled by one of its ends, the graph is strongly connected. What takes computing (is gossip stable,
+do budgets pay) is asked of `agreement.examine`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, final
+
+from dpcsgp.algorithms.methods import METHODS
+from dpcsgp.config import Config, make_config
+from dpcsgp.errors import ConfigError, TopologyError
+from dpcsgp.federation.cards import Card
+from dpcsgp.federation.files import Fields, canonical, parse_table, read_text, toml_lines
+from dpcsgp.federation.words import as_words
+from dpcsgp.graphs import Topology, from_edges, metropolis_weights
+from dpcsgp.runs.design import build_topology
+from dpcsgp.runs.facts import Facts
+from dpcsgp.runtime.process import MACHINE_SETTINGS
+
+FORMAT: Final = 1
+MOST_PARTIES: Final = 256
+# Settings that follow from the cards.
+FROM_CARDS: Final = ("privacy.epsilon", "privacy.delta", "graph.num_nodes")
+LISTED: Final = "roster"  # graph.edges_file of a graph whose edges stand in the roster itself
+# Settings of a task whose data are the parties' own.
+OWN_DATA: Final = {"features": "none", "partition": "own"}
+_MOST_INPUTS: Final = 10**8
+_MOST_STEPS: Final = 10**6
+_BOUNDED: Final = (
+    "algorithm.steps",
+    "algorithm.polish_rounds",
+    "algorithm.num_blocks",
+    "privacy.replay_reserve",
+)
+
+
+@final
+@dataclass(frozen=True)
+class DataShape:
+    """What every party's examples look like: inputs of one shape, targets 0 to num_classes - 1."""
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+
+    @classmethod
+    def take(cls, fields: Fields) -> DataShape:
+        """Take the two fields, and refuse what is left over."""
+        sides = fields.listed("input_shape", most=4)
+        for side in sides:
+            if not isinstance(side, int) or isinstance(side, bool) or not 1 <= side <= _MOST_INPUTS:
+                raise fields.wrong("input_shape", sides, "whole numbers above 0, such as [30]")
+        shape = cls(tuple(sides), fields.whole("num_classes", 2, 10**6))
+        fields.end()
+        return shape
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {"input_shape": list(self.input_shape), "num_classes": self.num_classes}
+
+
+@final
+@dataclass(frozen=True)
+class Roster:
+    """Who takes part, and what all of them agreed on.
+
+    Attributes:
+        id: random name of the federation, the same in all versions of its roster.
+        version: 1 for the first roster.
+        ends: last day (UTC) on which it holds.
+        parties: the cards; a party's place is the number of its node.
+        config: the settings, with the cards' promises as budgets.
+        data: shape of everybody's examples.
+        edges: (sender, receiver) by node, ascending.
+        initial_model: digest of the model that all start from.
+    """
+
+    id: str
+    version: int
+    ends: datetime.date
+    parties: tuple[Card, ...]
+    config: Config
+    data: DataShape
+    edges: tuple[tuple[int, int], ...]
+    initial_model: str
+
+    def __post_init__(self) -> None:
+        check_parties(self.parties, self.ends)
+        check_settings(self.config)
+        promises = [card.promised for card in self.parties]
+        budgets = [self.config.privacy.epsilon, self.config.privacy.delta]
+        assert budgets == [[p.epsilon for p in promises], [p.delta for p in promises]]
+        self._check_edges()
+
+    def _check_edges(self) -> None:
+        """Refuse edges that nobody can dial, and a named graph that has other edges."""
+        for sender, receiver in undialled(self.parties, self.edges):
+            a, b = self.parties[sender].name, self.parties[receiver].name
+            raise ConfigError(
+                f"edge {a} -> {b}: both only call out, so neither can reach the other; give one of "
+                "them an address, or drop the edge"
+            )
+        assert self.topology is not None  # builds it: refuses a graph that is not connected
+        if self.config.graph.name != "edges":
+            named = build_topology(self.config)
+            if tuple(named.edges) != self.edges:
+                raise TopologyError(
+                    f"edges: not those of graph.name = {self.config.graph.name!r} with "
+                    f"{len(self.parties)} parties; the roster was changed by hand: ask for it again"
+                )
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The graph with its weights, as all parties compute them."""
+        graph = from_edges(len(self.parties), self.edges, name=self.config.graph.name)
+        return metropolis_weights(graph) if self.config.method.undirected else graph
+
+    @property
+    def facts(self) -> Facts:
+        """What is public about the data."""
+        sizes = tuple(card.promised.num_examples for card in self.parties)
+        return Facts(self.data.input_shape, self.data.num_classes, sizes)
+
+    def node_of(self, name: str) -> int:
+        """Return the node of a party, or refuse a name that is not on the roster."""
+        names = [card.name for card in self.parties]
+        if name not in names:
+            raise ConfigError(f"{name} is not on the roster; on it are {', '.join(names)}")
+        return names.index(name)
+
+    def expired(self, today: datetime.date | None = None) -> bool:
+        """Say whether the last day is over."""
+        return (today or utc_today()) > self.ends
+
+    def content(self) -> dict[str, Any]:
+        """Return all that is agreed on, as plain values.
+
+        Signatures are left out: a card that is signed again says the same.
+        """
+        names = [card.name for card in self.parties]
+        return {
+            "format": FORMAT,
+            "id": self.id,
+            "version": self.version,
+            "ends": self.ends.isoformat(),
+            "initial_model": self.initial_model,
+            "data": self.data.content(),
+            "settings": shared_settings(self.config),
+            "edges": [[names[sender], names[receiver]] for sender, receiver in self.edges],
+            "parties": [card.content() for card in self.parties],
+        }
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that is agreed on, hexadecimal: equal for equal agreements only."""
+        return hashlib.sha256(b"dpcsgp roster\n" + canonical(self.content())).hexdigest()
+
+    @property
+    def words(self) -> str:
+        """The fingerprint in words, to be compared on the telephone."""
+        return as_words(self.fingerprint)
+
+    def text(self) -> str:
+        """Return the roster file: equal rosters have equal texts, but for signatures."""
+        content = self.content()
+        head = ("format", "id", "version", "initial_model")
+        lines = [
+            "# Roster of a federation of dpcsgp: look at it with `dpcsgp federation show`.",
+            *toml_lines({key: content[key] for key in head}),
+            f"ends = {self.ends.isoformat()}",
+            "edges = [",
+            *(f'  ["{sender}", "{receiver}"],' for sender, receiver in content["edges"]),
+            *("]", "", "[data]", *toml_lines(content["data"])),
+        ]
+        for section, values in content["settings"].items():
+            lines += ["", f"[settings.{section}]", *toml_lines(values)]
+        for card in self.parties:
+            lines += ["", "[[parties]]", *card.lines()]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def parse(cls, text: str, where: str = "roster") -> Roster:
+        """Read and check a roster; `where` names it in errors."""
+        fields = Fields(parse_table(text, where), where)
+        fields.format(FORMAT)
+        cards = tuple(
+            Card.take(Fields(entry, f"{where}, parties[{node}]"))
+            for node, entry in enumerate(fields.listed("parties", MOST_PARTIES))
+        )
+        check_names(cards)
+        roster = cls(
+            id=fields.text("id", "[0-9a-f]{16}", "16 hexadecimal digits"),
+            version=fields.whole("version", 1, 2**31),
+            ends=fields.day("ends"),
+            parties=cards,
+            config=_take_settings(fields.take("settings"), cards, where),
+            data=DataShape.take(fields.table("data")),
+            edges=_take_edges(fields, cards),
+            initial_model=fields.text("initial_model", "[0-9a-f]{64}", "64 hexadecimal digits"),
+        )
+        fields.end()
+        return roster
+
+    @classmethod
+    def load(cls, path: Path) -> Roster:
+        """Read and check a roster file."""
+        return cls.parse(read_text(path, "roster"), f"roster {path}")
+
+
+def utc_today() -> datetime.date:
+    """Return the day by which end dates are judged."""
+    return datetime.datetime.now(datetime.UTC).date()
+
+
+def shared_settings(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the settings that a roster holds, by section."""
+    left_out = {*MACHINE_SETTINGS, *FROM_CARDS}
+    return {
+        section: {key: value for key, value in table.items() if f"{section}.{key}" not in left_out}
+        for section, table in config.model_dump(mode="json").items()
+    }
+
+
+def complete_settings(values: Mapping[str, Any], cards: Sequence[Card]) -> Config:
+    """Return all settings: those of a plan or a roster, with what follows from the cards."""
+    sections = {name: dict(table) for name, table in values.items()}
+    # A name would import a module of this machine: not on a stranger's word.
+    name = sections.get("algorithm", {}).get("name", "dp-csgp")
+    if not isinstance(name, str) or name not in METHODS:
+        raise ConfigError(
+            f"algorithm.name = {str(name)[:60]!r}: a federation runs the package's own methods "
+            f"only: {', '.join(method for method in METHODS if METHODS[method].sends)}"
+        )
+    promises = [card.promised for card in cards]
+    privacy, graph = sections.setdefault("privacy", {}), sections.setdefault("graph", {})
+    privacy["epsilon"] = [promise.epsilon for promise in promises]
+    privacy["delta"] = [promise.delta for promise in promises]
+    graph["num_nodes"] = len(cards)
+    return make_config(sections)
+
+
+def _take_settings(values: Any, cards: Sequence[Card], where: str) -> Config:
+    """Return the settings in a roster, which must be complete and hold nothing of a machine."""
+    tables = Fields(values, f"{where}, settings")
+    given: dict[str, dict[str, Any]] = {}
+    for section, known in shared_settings(Config()).items():
+        table = tables.table(section)
+        given[section] = {key: table.take(key) for key in known}
+        table.end()
+    tables.end()
+    if given["graph"]["name"] == "edges":
+        given["graph"]["edges_file"] = LISTED
+    try:
+        return complete_settings(given, cards)
+    except ConfigError as error:
+        raise ConfigError(f"{where}, settings: {error}") from None
+
+
+def _take_edges(fields: Fields, cards: Sequence[Card]) -> tuple[tuple[int, int], ...]:
+    """Return edges by node; they are written by name."""
+    node = {card.name: number for number, card in enumerate(cards)}
+    edges = []
+    for edge in fields.listed("edges", MOST_PARTIES**2):
+        pair = isinstance(edge, list) and len(edge) == 2
+        if not pair or not all(isinstance(end, str) and end in node for end in edge):
+            raise fields.wrong("edges", edge, "[sender, receiver], both on the roster")
+        edges.append((node[edge[0]], node[edge[1]]))
+    if edges != sorted(set(edges)) or any(sender == receiver for sender, receiver in edges):
+        raise fields.wrong("edges", "...", "each edge once, in the order of the parties")
+    return tuple(edges)
+
+
+def check_settings(config: Config) -> None:
+    """Refuse settings that make no federation."""
+    if not config.method.sends:
+        raise ConfigError(
+            f'algorithm.name = "{config.algorithm.name}": nothing is sent, so there is nothing to '
+            'do together; choose "dp-csgp"'
+        )
+    for key, value in OWN_DATA.items() if config.task.name == "own" else ():
+        if (given := getattr(config.task, key)) != value:
+            raise ConfigError(
+                f'task.{key} = {given!r}: for task.name = "own" every party brings its data ready '
+                f"for the model; leave task.{key} out"
+            )
+    for field, value in config.flat().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{field} = {value}: expected a finite number")
+    # Costs are computed from these: a hostile roster must not keep a machine busy for ever.
+    for field in _BOUNDED:
+        if (value := config.flat()[field]) > _MOST_STEPS:
+            raise ConfigError(f"{field} = {value}: expected at most {_MOST_STEPS:,}")
+
+
+def check_parties(cards: Sequence[Card], ends: datetime.date) -> None:
+    """Refuse parties that cannot be told apart, and certificates that do not last until the end."""
+    if len(cards) < 2:
+        raise ConfigError(f"{len(cards)} card: a federation needs at least 2 parties")
+    check_names(cards)
+    _refuse_repeated(cards, "certificate", (card.certificate_pem for card in cards))
+    keys = (card.certificate.public_key() for card in cards)
+    _refuse_repeated(cards, "key of the certificate", keys)
+    _refuse_repeated(cards, "noise_key", (card.noise_key for card in cards))
+    _refuse_repeated(cards, "address", (card.address for card in cards))
+    for card in cards:
+        first, last = card.valid
+        if not first <= utc_today() or last < ends:
+            raise ConfigError(
+                f"card of {card.name}: its certificate is valid from {first} to {last}, the "
+                f"federation ends on {ends}; {card.name} makes a new party, or choose another end"
+            )
+
+
+def check_names(cards: Sequence[Card]) -> None:
+    """Refuse two parties of one name."""
+    _refuse_repeated(cards, "name", (card.name for card in cards))
+
+
+def _refuse_repeated(cards: Sequence[Card], field: str, values: Iterable[Any]) -> None:
+    seen: list[tuple[Any, Card]] = []
+    for card, value in zip(cards, values, strict=True):
+        other = next((owner for known, owner in seen if known == value), None)
+        if other is not None and value is not None:
+            raise ConfigError(
+                f"cards of {other.name} and {card.name} have the same {field}: every party has its "
+                "own; was a card given twice?"
+            )
+        seen.append((value, card))
+
+
+def undialled(cards: Sequence[Card], edges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the edges whose two ends both only call out."""
+    closed = {node for node, card in enumerate(cards) if card.address is None}
+    return [edge for edge in edges if closed.issuperset(edge)]
