@@ -6,7 +6,6 @@ import datetime
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,7 @@ ROSTER = bytes(range(32))
 QUICK = Timing(hello=3.0, beat=0.3, silence=2.0, first_pause=0.05, longest_pause=0.3)
 
 
-def certificate(
-    name: str, issuer: tuple[bytes, bytes] | None = None, tag: int = 0
-) -> tuple[bytes, bytes]:
+def certificate(name: str, issuer: tuple[bytes, bytes] | None = None) -> tuple[bytes, bytes]:
     """Return key and certificate (PEM), self-signed or signed by another pair."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = signer_name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -113,8 +110,3 @@ def open_network(
         size_of_round=lambda round_: size,
         **options,
     )
-
-
-def renamed(own: Self, **changes: Any) -> Self:
-    """Return a party with other fields."""
-    return replace(own, **changes)

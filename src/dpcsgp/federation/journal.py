@@ -31,6 +31,7 @@ except ImportError:  # not on Windows
     fcntl = None
 
 _FORMAT = 1
+_SETTLED = "acknowledged.json"
 
 
 class Holding(NamedTuple):
@@ -77,6 +78,9 @@ class Journal:
             raise
         self._receivers = {peer.node: peer for peer in receivers}
         self._acknowledged: dict[int, int] = {}  # receivers that have spoken since this start
+        self._settled = _read_settled(folder)  # the same, as it was when `settle` wrote it
+        self._told: dict[int, int] = {}  # senders that have been told since this start
+        self._folder = folder
         self._used = 0  # rounds before this one are in a checkpoint
 
     # Own frames.
@@ -152,8 +156,17 @@ class Journal:
         return [
             peer
             for node, peer in self._receivers.items()
-            if self._acknowledged.get(node, -1) < self.released
+            if max(self._acknowledged.get(node, -1), self._settled.get(node, -1)) < self.released
         ]
+
+    def settle(self) -> None:
+        """Keep on disk what receivers have acknowledged; call it when one of them has it all.
+
+        It may leave then, and a party that starts again would ask it in vain.
+        """
+        self._settled = {**self._settled, **self._acknowledged}
+        text = json.dumps({str(node): rounds for node, rounds in self._settled.items()})
+        write_atomically(self._folder / _SETTLED, text.encode())
 
     # Others' frames.
 
@@ -194,6 +207,15 @@ class Journal:
         """Bring what came from a sender to the disk; return what may be acknowledged."""
         self._inbox[sender].sync()
         return self.holding(sender)
+
+    def told(self, sender: int, rounds: int) -> None:
+        """Take note that a sender was told that these rounds are safe here."""
+        self._told[sender] = rounds
+        self._notify()
+
+    def untold(self) -> list[int]:
+        """Return the senders that have not been told that all their frames are safe here."""
+        return [node for node, log in self._inbox.items() if self._told.get(node, -1) < log.next]
 
     def has(self, sender: int, round_: int) -> bool:
         """Tell whether a frame has come."""
@@ -267,6 +289,16 @@ def _lock(folder: Path) -> int:
             f"({error.strerror}); stop the other one, or use a local disk"
         ) from error
     return descriptor
+
+
+def _read_settled(folder: Path) -> dict[int, int]:
+    path = folder / _SETTLED
+    if not path.exists():
+        return {}
+    try:
+        return {int(node): int(rounds) for node, rounds in json.loads(path.read_bytes()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise JournalError(f"{path} cannot be read; delete it, receivers say it again") from error
 
 
 def _check_identity(folder: Path, roster_digest: bytes, node: int) -> None:

@@ -29,6 +29,7 @@ from dpcsgp.network.mixing import Mixer
 from dpcsgp.network.traffic import Traffic
 
 _GLANCE_SECONDS = 1.0  # between looks at patience and at a request to stop, while waiting
+_FAREWELL_SECONDS = 10.0  # for senders that are to be told that nothing is missing
 _SAY_SECONDS = 60.0  # between log lines about one wait
 _LOG = logging.getLogger(__name__)
 
@@ -153,16 +154,21 @@ class PartyNetwork(Mixer):
             SilentPeerError: patience is over; names the party.
             WaitStoppedError: `stop` was called.
         """
-        self._wait(self._journal.unheard, "what they have received")
+        self._wait(self._journal.unheard, "word of what has arrived")
 
     def finish(self) -> None:
         """Wait until every receiver has all own frames on its disk; then this party may leave.
+
+        Senders that are connected are told that theirs are safe here; others may have left
+        because they know, so they are waited for a few seconds only.
 
         Raises:
             SilentPeerError: patience is over; names the party.
             WaitStoppedError: `stop` was called.
         """
-        self._wait(self._journal.unacknowledged, "their last acknowledgement")
+        self._wait(self._journal.unacknowledged, "the last acknowledgement")
+        with self._journal.changed:
+            self._journal.changed.wait_for(lambda: not self._journal.untold(), _FAREWELL_SECONDS)
 
     def gather_values(self, name: str, value: Any) -> list[Any]:
         """Return what this party can know of everybody's values without a common store.
@@ -242,6 +248,6 @@ class PartyNetwork(Mixer):
             if silent > self._patience:
                 raise SilentPeerError(
                     f"{peer} has given no sign of life for {silent:.0f} s (network.patience = "
-                    f"{self._patience:g}); waited for {what}"
+                    f"{self._patience:g}) while {what} was awaited"
                     + (f"; last: {status.problem}" if status.problem else "")
                 )

@@ -128,7 +128,7 @@ class PeerStatus:
         acknowledged: rounds of ours that it has said are safe on its disk.
         bytes_in: bytes that came from it since the start of this process.
         bytes_out: bytes that went to it since the start of this process.
-        problem: what went wrong last, "" once it is connected again.
+        problem: what went wrong last, "" once all is well again.
     """
 
     lines: int = 0
@@ -171,7 +171,7 @@ class StatusBoard:
         """Note that a call with this neighbour has passed its hello."""
         with self._lock:
             now = self._status[node]
-            self._status[node] = replace(now, lines=now.lines + 1, problem="")
+            self._status[node] = replace(now, lines=now.lines + 1)
 
     def closed(self, node: int) -> None:
         """Note that such a call has ended."""
@@ -194,13 +194,17 @@ class StatusBoard:
             self._status[node] = replace(now, bytes_out=now.bytes_out + size)
 
     def reached(self, node: int, received: int = 0, acknowledged: int = 0) -> None:
-        """Note how many rounds came from this neighbour, or were acknowledged by it."""
+        """Note how many rounds came from this neighbour, or were acknowledged by it.
+
+        Whatever the problem was, it is over.
+        """
         with self._lock:
             now = self._status[node]
             self._status[node] = replace(
                 now,
                 received=max(now.received, received),
                 acknowledged=max(now.acknowledged, acknowledged),
+                problem="",
             )
 
     def trouble(self, node: int, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from dpcsgp.federation.transport_ends import (
     send_frames,
 )
 from dpcsgp.federation.transport_grpc import GrpcLine, client_options, grpc, path_of
-from dpcsgp.federation.transport_messages import Facts
+from dpcsgp.federation.transport_messages import Facts, refusal
 
 _FAREWELL_SECONDS = 1.0  # for the last messages to get through when this party leaves
 _LOG = logging.getLogger(__name__)
@@ -79,13 +80,19 @@ async def _call_once(
     end = send_frames if method is Method.PUSH else receive_frames
     async with _dialled(own, peer, method) as line:
         await greet(line, desk.facts(peer), desk.timing.hello, calling=True)
-        pauses.start_over()
+        greeted = time.monotonic()
         desk.status.opened(peer.node)
         _LOG.info("connected to %s (%s)", peer, method.value)
         try:
             await first_to_end(end(line, desk, peer), _until(closing))
             await line.finish(_FAREWELL_SECONDS)
+        except WireError as error:
+            await line.refuse(refusal(str(error)), _FAREWELL_SECONDS)
+            raise
         finally:
+            # A line that is refused right after its hello is not dialled without end.
+            if time.monotonic() - greeted > desk.timing.beat:
+                pauses.start_over()
             desk.status.closed(peer.node)
 
 

@@ -115,7 +115,7 @@ async def send_frames(line: Line, desk: Desk, peer: Peer) -> None:
 
 async def receive_frames(line: Line, desk: Desk, peer: Peer) -> None:
     """Be the receiving end until the line closes."""
-    await _send(line, desk, peer, messages.holding(desk.journal.holding(peer.node)))
+    await _tell_holding(line, desk, peer)
     await first_to_end(_take_frames(line, desk, peer), _beat(line, desk, peer))
 
 
@@ -150,6 +150,8 @@ def _heard(desk: Desk, peer: Peer, message: bytes) -> int:
         # This party must not go on, and the other one should know why.
         desk.fail(error)
         raise WireError(str(error)) from error
+    if desk.size_of_round(rounds) == 0:
+        desk.journal.settle()  # it has all rounds of the plan, and may leave
     desk.status.reached(peer.node, acknowledged=rounds)
     return rounds
 
@@ -185,13 +187,20 @@ async def _take_frames(line: Line, desk: Desk, peer: Peer) -> None:
     while True:
         message = await _received(line, desk, peer, desk.timing.silence)
         if messages.is_beat(message):
+            desk.status.reached(peer.node)
             continue
         # The head is judged before anything else is read.
         head, piece = messages.parsed_frame(message)
         _check_head(head, desk, peer)
         frame = await _assembled(line, desk, peer, head, piece)
         await asyncio.to_thread(_keep, desk, peer, head, frame)
-        await _send(line, desk, peer, messages.holding(desk.journal.holding(peer.node)))
+        await _tell_holding(line, desk, peer)
+
+
+async def _tell_holding(line: Line, desk: Desk, peer: Peer) -> None:
+    held = desk.journal.holding(peer.node)
+    await _send(line, desk, peer, messages.holding(held))
+    desk.journal.told(peer.node, held.rounds)
 
 
 def _check_head(head: messages.FrameHead, desk: Desk, peer: Peer) -> None:
@@ -251,6 +260,7 @@ async def _beat(line: Line, desk: Desk, peer: Peer) -> None:
 async def _received(line: Line, desk: Desk, peer: Peer, seconds: float) -> bytes:
     message = await line.receive(seconds)
     desk.status.heard(peer.node, len(message))
+    messages.check_no_refusal(message)
     return message
 
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.peers import Method
 from dpcsgp.federation.transport_ends import LineClosedError
-from dpcsgp.federation.transport_messages import MOST_BYTES
+from dpcsgp.federation.transport_messages import MOST_BYTES, foreign_text
 
 # The C library reports every failed handshake on stderr, where a stranger could flood it. It reads
 # this when the first channel or server is made.
@@ -114,6 +114,12 @@ class GrpcLine:
         """
         await self._within(self._stream.write(message), seconds, "nothing was read")
 
+    async def refuse(self, message: bytes, seconds: float) -> None:
+        """Send a caller's last message, if it still gets through."""
+        with contextlib.suppress(LineClosedError):
+            await self.send(message, seconds)
+            await self.finish(seconds)
+
     async def finish(self, seconds: float) -> None:
         """Let a caller's last messages get through: the other end closes the call after them."""
         with contextlib.suppress(LineClosedError):
@@ -142,4 +148,4 @@ def described(code: grpc.StatusCode, details: str | None) -> str:
     """Return what the other end said, or what gRPC says of a connection that failed."""
     if code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
         return "the other end closed the call"
-    return (details or code.name.lower())[:500]
+    return foreign_text(details or code.name.lower())

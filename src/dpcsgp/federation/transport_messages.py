@@ -10,6 +10,7 @@ has; both beat when they have nothing else to say.
 | frame | sender | round, size, chain before, chain after, first piece |
 | piece | sender | the next bytes of the frame |
 | beat | both, every few seconds | nothing |
+| refusal | caller, last | why it hangs up; who answers says it in the status of the call |
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ _CLOCK_SECONDS: Final = 300.0  # certificates and end dates need clocks that agr
 
 _HOLDING = struct.Struct(f"<cQ{CHAIN_BYTES}s")
 _FRAME = struct.Struct(f"<cQQ{CHAIN_BYTES}s{CHAIN_BYTES}s")
-_HELLO_KIND, _HOLDING_KIND, _FRAME_KIND, _PIECE_KIND, _BEAT_KIND = b"h", b"a", b"f", b"p", b"b"
-BEAT: Final = _BEAT_KIND
+_HELLO_KIND, _HOLDING_KIND, _FRAME_KIND, _PIECE_KIND = b"h", b"a", b"f", b"p"
+_REFUSAL_KIND: Final = b"r"
+BEAT: Final = b"b"
+_MOST_TEXT: Final = 500
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,26 @@ def piece(content: bytes) -> bytes:
 def is_beat(message: bytes) -> bool:
     """Tell whether a message says only that its sender is alive."""
     return message == BEAT
+
+
+def refusal(text: str) -> bytes:
+    """Say why this end hangs up."""
+    return _REFUSAL_KIND + text.encode()[: 4 * _MOST_TEXT]
+
+
+def check_no_refusal(message: bytes) -> None:
+    """Raise what the other end gives as its reason for hanging up.
+
+    Raises:
+        WireError: the message is a refusal.
+    """
+    if message[:1] == _REFUSAL_KIND:
+        raise WireError(f"the other end says: {foreign_text(message[1:].decode(errors='replace'))}")
+
+
+def foreign_text(text: str) -> str:
+    """Return a text of another party so that it can be shown: one short line."""
+    return "".join(char if char.isprintable() else " " for char in text[:_MOST_TEXT])
 
 
 def parsed_holding(message: bytes) -> Holding:
