@@ -101,12 +101,12 @@ def open_network(
     own: Self, peers: Sequence[Peer], topology: Topology, folder: Path, size: int, **options: Any
 ) -> PartyNetwork:
     """Open the network of one party, its journal in a folder of its name."""
-    options = {"timing": QUICK, "steps": 10, "roster_digest": ROSTER, **options}
+    defaults = {"timing": QUICK, "steps": 10, "roster_digest": ROSTER}
+    options = {**defaults, "size_of_round": lambda round_: size, **options}
     return PartyNetwork(
         own,
         peers,
         topology,
         folder=folder / own.name,
-        size_of_round=lambda round_: size,
         **options,
     )

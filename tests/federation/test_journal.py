@@ -215,6 +215,19 @@ def test_a_receiver_that_lost_what_it_had_acknowledged_is_named(
             own.hear_holding(1, old)
 
 
+def test_a_receiver_that_has_everything_need_not_be_asked_again(tmp_path: Path) -> None:
+    with journal(tmp_path) as own:
+        own.release(0, frame(0))
+        own.hear_holding(1, holding(own, 1))
+        own.hear_holding(2, holding(own, 0))
+        own.settle()
+    with journal(tmp_path) as own:
+        assert own.unacknowledged() == [CARLA]
+        assert own.unheard() == [BERT, CARLA], "a new release needs their word all the same"
+        own.release(1, frame(1))
+        assert own.unacknowledged() == [BERT, CARLA]
+
+
 def test_a_journal_belongs_to_one_roster_one_node_and_one_process(tmp_path: Path) -> None:
     with journal(tmp_path), pytest.raises(JournalError, match="in use"), journal(tmp_path):
         pass

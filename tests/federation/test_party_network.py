@@ -264,6 +264,21 @@ def test_an_address_in_use_is_refused_and_leaves_nothing_behind(tmp_path: Path) 
     assert threading.active_count() <= threads + 1  # gRPC keeps one of its own
 
 
+def test_a_party_that_was_killed_at_the_end_does_not_wait_for_those_who_have_left(
+    tmp_path: Path,
+) -> None:
+    selves, peers = federation(3)
+    plan: dict[str, Any] = {"size_of_round": lambda round_: SIZE if round_ < 2 else 0}
+    with networks(RING, tmp_path, SIZE, **plan) as parties:
+        at_once([lambda n=n: play(n, range(2)) for n in parties])
+        at_once([n.finish for n in parties])
+    started = time.monotonic()
+    with closing(open_network(selves[0], peers, RING, tmp_path, SIZE, **plan)) as again:
+        play(resume_at(again, 1), range(1, 2))
+        again.finish()
+    assert time.monotonic() - started < 15
+
+
 def test_checkpoints_let_old_frames_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpcsgp.federation.frame_log._SEGMENT_BYTES", 1)
     with networks(RING, tmp_path, SIZE, timing=QUICK) as parties:

@@ -303,6 +303,42 @@ def test_tls_is_never_below_1_2_nor_without_forward_secrecy(scene: Scene, tmp_pa
         assert connection.version() == "TLSv1.3"
 
 
+def http2_frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def call_by_hand(connection: Any, path: bytes) -> bytes:
+    """Make a call with an empty request by HTTP/2 frames of our own; return what comes back."""
+    pairs = [
+        (b":method", b"POST"),
+        (b":scheme", b"https"),
+        (b":path", path),
+        (b":authority", b"bert"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    ]
+    headers = b"".join(
+        b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in pairs
+    )
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0, b""))
+    connection.sendall(http2_frame(1, 4, 1, headers))  # HEADERS; more would follow
+    connection.settimeout(1.0)
+    heard = b""
+    try:
+        while content := connection.recv(4096):
+            heard += content
+    except TimeoutError:
+        pass
+    return heard
+
+
+def test_a_call_over_tls_1_2_is_refused(scene: Scene, tmp_path: Path) -> None:
+    text = b"TLS 1.3 is required"
+    for version, refused in ((ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, False)):
+        with tls_connection(scene, tmp_path, version, "ALL") as connection:
+            assert (text in call_by_hand(connection, b"/dpcsgp.Party/push")) is refused
+
+
 def test_noise_of_a_neighbour_is_refused_message_by_message(scene: Scene) -> None:
     chance = random.Random(1)
     for _ in range(60):
