@@ -166,7 +166,12 @@ class Journal:
         """
         self._settled = {**self._settled, **self._acknowledged}
         text = json.dumps({str(node): rounds for node, rounds in self._settled.items()})
-        write_atomically(self._folder / _SETTLED, text.encode())
+        try:
+            write_atomically(self._folder / _SETTLED, text.encode())
+        except OSError as error:
+            raise JournalError(
+                f"{self._folder / _SETTLED} cannot be written ({error.strerror}); free space"
+            ) from error
 
     # Others' frames.
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpcsgp.errors import ConfigError, JournalError
+from dpcsgp.errors import ConfigError, DpcsgpError, JournalError
 from dpcsgp.federation.journal import Journal
 from dpcsgp.federation.peers import Neighbours, Peer, PeerStatus, Self, StatusBoard
 from dpcsgp.federation.transport import Transport
@@ -34,7 +34,7 @@ _SAY_SECONDS = 60.0  # between log lines about one wait
 _LOG = logging.getLogger(__name__)
 
 
-class WaitStoppedError(JournalError):
+class WaitStoppedError(DpcsgpError):
     """A wait for other parties was ended by `stop`; the same command goes on later."""
 
 
@@ -78,6 +78,7 @@ class PartyNetwork(Mixer):
         self._neighbours = Neighbours.of(own, peers, topology)
         self._status = StatusBoard(peer.node for peer in self._neighbours.all())
         self._failure: JournalError | None = None
+        self._stopped = False
         self.waiting_for: tuple[str, ...] = ()  # names of the parties that a wait is for
         self._journal = Journal(
             folder,
@@ -86,6 +87,8 @@ class PartyNetwork(Mixer):
             self._neighbours.senders,
             self._neighbours.receivers.values(),
         )
+        for sender in self._neighbours.senders:
+            self._status.reached(sender, received=self._journal.holding(sender).rounds)
         desk = Desk(
             own.node,
             roster_digest,
@@ -196,11 +199,12 @@ class PartyNetwork(Mixer):
         return {peer.name: found[peer.node] for peer in self._neighbours.all()}
 
     def stop(self) -> None:
-        """End the present wait and all later ones; a signal handler may call it."""
+        """End the present wait and all later ones within a second; a signal handler may call it.
+
+        An exchange for which everything is there goes on.
+        """
         # No lock and no notification: a handler may interrupt the very thread that holds the lock.
-        self._failure = self._failure or WaitStoppedError(
-            "stopped while waiting for other parties; start again to go on"
-        )
+        self._stopped = True
 
     def close(self) -> None:
         """End all lines and close the journal."""
@@ -223,18 +227,25 @@ class PartyNetwork(Mixer):
 
     def _wait(self, missing: Callable[[], list[Peer]], what: str) -> None:
         """Sleep until nobody is missing; say for whom, and give up only where asked to."""
-        started = said = time.time()
+        started = said = time.monotonic()
         with self._journal.changed:
             while absent := missing():
                 self.waiting_for = tuple(peer.name for peer in absent)
-                if self._failure is not None:
-                    raise self._failure
+                self._raise_failure()
+                if self._stopped:
+                    raise WaitStoppedError(
+                        f"stopped while {what} of {', '.join(self.waiting_for)} was awaited; "
+                        "start again to go on"
+                    )
                 self._check_patience(absent, started, what)
-                if time.time() - said > _SAY_SECONDS:
-                    said = time.time()
+                if time.monotonic() - said > _SAY_SECONDS:
+                    said = time.monotonic()
                     _LOG.info("waiting for %s of %s", what, ", ".join(self.waiting_for))
                 self._journal.changed.wait(_GLANCE_SECONDS)
         self.waiting_for = ()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
@@ -243,11 +254,11 @@ class PartyNetwork(Mixer):
         if self._patience is None:
             return
         for peer in absent:
-            status = self._status.of(peer.node)
-            silent = time.time() - max(started, status.last_heard or 0.0)
+            silent = time.monotonic() - max(started, self._status.silent_since(peer.node))
             if silent > self._patience:
+                problem = self._status.of(peer.node).problem
                 raise SilentPeerError(
                     f"{peer} has given no sign of life for {silent:.0f} s (network.patience = "
                     f"{self._patience:g}) while {what} was awaited"
-                    + (f"; last: {status.problem}" if status.problem else "")
+                    + (f"; last: {problem}" if problem else "")
                 )

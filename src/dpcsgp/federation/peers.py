@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -150,12 +150,13 @@ class StatusBoard:
 
     Args:
         nodes: the neighbours.
-        clock: seconds since the epoch.
     """
 
-    def __init__(self, nodes: Iterable[int], clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, nodes: Iterable[int]) -> None:
         self._status = {node: PeerStatus() for node in nodes}
-        self._lock, self._clock = threading.Lock(), clock
+        # Silence is measured by a clock that nobody sets.
+        self._heard_at: dict[int, float] = {}
+        self._lock = threading.Lock()
 
     def of(self, node: int) -> PeerStatus:
         """Return what is known of a neighbour now."""
@@ -166,6 +167,11 @@ class StatusBoard:
         """Return what is known of every neighbour now."""
         with self._lock:
             return dict(self._status)
+
+    def silent_since(self, node: int) -> float:
+        """Return when this neighbour was last heard, by `time.monotonic`; 0: never."""
+        with self._lock:
+            return self._heard_at.get(node, 0.0)
 
     def opened(self, node: int) -> None:
         """Note that a call with this neighbour has passed its hello."""
@@ -182,10 +188,8 @@ class StatusBoard:
     def heard(self, node: int, size: int) -> None:
         """Note that bytes came from this neighbour."""
         with self._lock:
-            now = self._status[node]
-            self._status[node] = replace(
-                now, last_heard=self._clock(), bytes_in=now.bytes_in + size
-            )
+            now, self._heard_at[node] = self._status[node], time.monotonic()
+            self._status[node] = replace(now, last_heard=time.time(), bytes_in=now.bytes_in + size)
 
     def sent(self, node: int, size: int) -> None:
         """Note that bytes went to this neighbour."""

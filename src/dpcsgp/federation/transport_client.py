@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from dpcsgp.errors import JournalError, WireError
+from dpcsgp.errors import WireError
 from dpcsgp.federation.peers import Method, Peer, Self
 from dpcsgp.federation.transport_ends import (
     Desk,
-    LineClosedError,
     Timing,
     first_to_end,
     greet,
@@ -36,7 +35,7 @@ async def keep_calling(
     while not closing.is_set():
         try:
             await _call_once(own, desk, peer, method, closing, pauses)
-        except (WireError, JournalError, LineClosedError) as error:
+        except Exception as error:  # whatever it is, it ends this attempt and not the next
             # The same text again and again would fill a log.
             if str(error) != desk.status.of(peer.node).problem:
                 _LOG.warning("no line with %s (%s): %s", peer, method.value, error)

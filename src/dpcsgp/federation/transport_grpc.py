@@ -132,6 +132,12 @@ class GrpcLine:
             return await asyncio.wait_for(work, seconds)
         except TimeoutError:
             raise LineClosedError(f"{fault} for {seconds:g} s") from None
+        except asyncio.CancelledError:
+            # gRPC says so too when the call itself is gone; this work was not cancelled then.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise LineClosedError("the call was cancelled") from None
         except grpc.aio.AioRpcError as error:
             raise LineClosedError(described(error.code(), error.details())) from None
         except (grpc.aio.UsageError, asyncio.InvalidStateError):
