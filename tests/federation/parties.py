@@ -21,7 +21,7 @@ from dpcsgp.graphs import Topology
 
 NAMES = ("anna", "bert", "carla", "dora", "emil")
 ROSTER = bytes(range(32))
-QUICK = Timing(hello=3.0, beat=0.3, silence=2.0, first_pause=0.05, longest_pause=0.3)
+QUICK = Timing(hello=3.0, beat=0.3, silence=2.0, sync=0.02, first_pause=0.05, longest_pause=0.3)
 
 
 def certificate(name: str, issuer: tuple[bytes, bytes] | None = None) -> tuple[bytes, bytes]:

@@ -124,7 +124,7 @@ class PeerStatus:
     Attributes:
         lines: open calls with it; 0: not connected.
         last_heard: seconds since the epoch, None: never.
-        received: rounds received from it, safe on this disk.
+        received: rounds received from it.
         acknowledged: rounds of ours that it has said are safe on its disk.
         bytes_in: bytes that came from it since the start of this process.
         bytes_out: bytes that went to it since the start of this process.

@@ -42,6 +42,7 @@ class Timing:
         hello: until the first messages have been exchanged.
         beat: between two signs of life.
         silence: without any message, or with one that does not get through, a line is closed.
+        sync: at least between two syncs of what came from one sender; until then it keeps them.
         first_pause: before a second attempt to dial; doubles from one to the next.
         longest_pause: between attempts.
     """
@@ -49,6 +50,7 @@ class Timing:
     hello: float = 15.0
     beat: float = 5.0
     silence: float = 30.0
+    sync: float = 0.5
     first_pause: float = 0.1
     longest_pause: float = 3.0
 
@@ -115,8 +117,12 @@ async def send_frames(line: Line, desk: Desk, peer: Peer) -> None:
 
 async def receive_frames(line: Line, desk: Desk, peer: Peer) -> None:
     """Be the receiving end until the line closes."""
-    await _tell_holding(line, desk, peer)
-    await first_to_end(_take_frames(line, desk, peer), _beat(line, desk, peer))
+    # An earlier line may have left frames that are not safe yet.
+    await _acknowledge(line, desk, peer)
+    arrived = asyncio.Event()
+    await first_to_end(
+        _take_frames(line, desk, peer, arrived), _keep_acknowledging(line, desk, peer, arrived)
+    )
 
 
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
@@ -183,7 +189,7 @@ async def _send_frame(line: Line, desk: Desk, peer: Peer, round_: int) -> None:
 # The receiving end.
 
 
-async def _take_frames(line: Line, desk: Desk, peer: Peer) -> None:
+async def _take_frames(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Event) -> None:
     while True:
         message = await _received(line, desk, peer, desk.timing.silence)
         if messages.is_beat(message):
@@ -193,12 +199,29 @@ async def _take_frames(line: Line, desk: Desk, peer: Peer) -> None:
         head, piece = messages.parsed_frame(message)
         _check_head(head, desk, peer)
         frame = await _assembled(line, desk, peer, head, piece)
-        await asyncio.to_thread(_keep, desk, peer, head, frame)
-        await _tell_holding(line, desk, peer)
+        # In a thread: the disk may be slow, and other lines must beat.
+        await asyncio.to_thread(
+            desk.journal.receive, peer.node, head.round, memoryview(frame), head.after
+        )
+        desk.status.reached(peer.node, received=head.round + 1)
+        arrived.set()
 
 
-async def _tell_holding(line: Line, desk: Desk, peer: Peer) -> None:
-    held = desk.journal.holding(peer.node)
+async def _keep_acknowledging(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Event) -> None:
+    """Bring to the disk what has come and say so; not for each frame, a sync is costly."""
+    while True:
+        try:
+            await asyncio.wait_for(arrived.wait(), desk.timing.beat)
+        except TimeoutError:
+            await _send(line, desk, peer, messages.BEAT)
+            continue
+        arrived.clear()
+        await _acknowledge(line, desk, peer)
+        await asyncio.sleep(desk.timing.sync)
+
+
+async def _acknowledge(line: Line, desk: Desk, peer: Peer) -> None:
+    held = await asyncio.to_thread(desk.journal.secure, peer.node)
     await _send(line, desk, peer, messages.holding(held))
     desk.journal.told(peer.node, held.rounds)
 
@@ -239,19 +262,6 @@ async def _assembled(
             f"frame of {peer} in round {head.round}: more than the {head.size} bytes announced"
         )
     return frame
-
-
-def _keep(desk: Desk, peer: Peer, head: messages.FrameHead, frame: bytearray) -> None:
-    """Write a frame and bring it to the disk; runs in a thread of its own."""
-    desk.journal.receive(peer.node, head.round, memoryview(frame), head.after)
-    held = desk.journal.secure(peer.node)
-    desk.status.reached(peer.node, received=held.rounds)
-
-
-async def _beat(line: Line, desk: Desk, peer: Peer) -> None:
-    while True:
-        await asyncio.sleep(desk.timing.beat)
-        await _send(line, desk, peer, messages.BEAT)
 
 
 # Both ends.
