@@ -14,6 +14,15 @@ from dpcsgp.federation.journal import Holding
 from dpcsgp.federation.peers import Peer
 
 
+def channel_to(server: Peer, identity: tuple[bytes, bytes] | None, options: Any = ()) -> Any:
+    """Return a connection to a party, with a certificate or without."""
+    key, certificate = identity or (None, None)
+    credentials = grpc.ssl_channel_credentials(server.certificate_pem, key, certificate)
+    assert server.address is not None
+    override = ("grpc.ssl_target_name_override", server.name)
+    return grpc.secure_channel(server.address, credentials, options=[override, *options])
+
+
 class RawCaller:
     """One call to a party.
 
@@ -23,6 +32,7 @@ class RawCaller:
         node: as which node, in the hello.
         identity: key and certificate; None: without a certificate.
         options: of the channel.
+        channel: to use instead of an own one.
     """
 
     def __init__(
@@ -32,18 +42,12 @@ class RawCaller:
         node: int,
         identity: tuple[bytes, bytes] | None,
         options: Any = (),
+        channel: Any = None,
     ) -> None:
-        key, certificate = identity or (None, None)
-        credentials = grpc.ssl_channel_credentials(server.certificate_pem, key, certificate)
-        assert server.address is not None
-        self._channel = grpc.secure_channel(
-            server.address,
-            credentials,
-            options=[("grpc.ssl_target_name_override", server.name), *options],
-        )
+        self._own_channel = None if channel else channel_to(server, identity, options)
         self._server, self._node = server, node
         self._said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        call = self._channel.stream_stream(f"/dpcsgp.Party/{method}")
+        call = (channel or self._own_channel).stream_stream(f"/dpcsgp.Party/{method}")
         self.call: Any = call(iter(self._said.get, None), timeout=30)
 
     def __enter__(self) -> RawCaller:
@@ -52,7 +56,8 @@ class RawCaller:
     def __exit__(self, *exc: object) -> None:
         self.call.cancel()
         self._said.put(None)
-        self._channel.close()
+        if self._own_channel is not None:
+            self._own_channel.close()
 
     def say(self, *said: bytes) -> RawCaller:
         """Send messages."""

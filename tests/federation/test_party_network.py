@@ -29,6 +29,7 @@ from dpcsgp.graphs import Topology, directed_ring, from_edges
 from dpcsgp.network import Simulator
 from dpcsgp.network.health import SilentPeerError
 from dpcsgp.randomness import PublicRandomness
+from dpcsgp.training import TrainingNetwork
 
 RING = directed_ring(3)  # 0 -> 1 -> 2 -> 0
 BOTH_WAYS = from_edges(3, [(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)])
@@ -59,7 +60,9 @@ def resume_at(network: PartyNetwork, round_: int) -> PartyNetwork:
     return network
 
 
-def train(network: Any, topology: Topology, spec: str, steps: int = 12, dim: int = 300) -> Any:
+def train(
+    network: TrainingNetwork, topology: Topology, spec: str, steps: int = 12, dim: int = 300
+) -> Any:
     """Train on made-up quadratic losses, one per node; return the last state."""
     targets_AD = torch.randn(topology.num_nodes, dim, generator=torch.Generator().manual_seed(1))
     method = DPCSGP(parse_compressor(spec), learning_rate=0.1, mixing_rate=0.3)
@@ -132,6 +135,7 @@ def test_a_replay_with_another_frame_is_refused_and_sends_nothing(tmp_path: Path
             again.exchange(frame_of(1, 9))
 
 
+@pytest.mark.slow
 def test_a_party_comes_back_and_the_others_go_on_within_five_seconds(tmp_path: Path) -> None:
     selves, peers = federation(3)
     opened = [open_network(own, peers, RING, tmp_path, SIZE, timing=Timing()) for own in selves]
@@ -152,6 +156,7 @@ def test_a_party_comes_back_and_the_others_go_on_within_five_seconds(tmp_path: P
         network.close()
 
 
+@pytest.mark.slow
 def test_waiting_costs_almost_no_processor_time_and_is_visible(tmp_path: Path) -> None:
     selves, peers = federation(3)
     slow = Timing(longest_pause=3.0)
@@ -172,6 +177,7 @@ def test_waiting_costs_almost_no_processor_time_and_is_visible(tmp_path: Path) -
     assert not status["bert"].connected and status["bert"].problem
 
 
+@pytest.mark.slow
 def test_patience_ends_with_the_name_of_who_is_silent_not_of_who_is_slow(tmp_path: Path) -> None:
     selves, peers = federation(3)
     opened = [open_network(own, peers, RING, tmp_path, SIZE, patience=1.5) for own in selves]
@@ -264,6 +270,7 @@ def test_an_address_in_use_is_refused_and_leaves_nothing_behind(tmp_path: Path) 
     assert threading.active_count() <= threads + 1  # gRPC keeps one of its own
 
 
+@pytest.mark.slow
 def test_a_party_that_was_killed_at_the_end_does_not_wait_for_those_who_have_left(
     tmp_path: Path,
 ) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from parties import QUICK, ROSTER, certificate, federation, open_network, pair
-from raw_caller import RawCaller, framed, pushed
+from raw_caller import RawCaller, channel_to, framed, pushed
 
 from dpcsgp.errors import WireError
 from dpcsgp.federation import transport_messages as messages
@@ -277,6 +277,26 @@ def test_idle_connections_disturb_nobody_and_are_closed(scene: Scene) -> None:
         connection.close()
 
 
+def listening_addresses(port: int) -> set[str]:
+    """Return the addresses on which this machine listens at a port, as the kernel writes them."""
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {
+        words[1].split(":")[0]
+        for words in lines
+        if words[3] == "0A" and int(words[1].split(":")[1], 16) == port
+    }
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's table of sockets")
+def test_a_party_listens_where_it_was_told_to_and_nowhere_else(scene: Scene) -> None:
+    port = int((scene.peer.address or "").split(":")[1])
+    assert listening_addresses(port) == {"0100007F"}  # 127.0.0.1
+
+
 def tls_connection(scene: Scene, tmp_path: Path, version: ssl.TLSVersion, ciphers: str) -> Any:
     """Connect as Anna with another TLS library."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -349,6 +369,45 @@ def test_noise_of_a_neighbour_is_refused_message_by_message(scene: Scene) -> Non
             code, _ = caller.say(*starts).refusal()
             assert code in (REFUSED, grpc.StatusCode.OK)
     assert scene.received() == 0
+
+
+def mutated(message: bytes, chance: random.Random) -> bytes:
+    """Return a message with some bytes changed, cut off, added or repeated."""
+    body = bytearray(message)
+    for _ in range(chance.randrange(1, 4)):
+        place = chance.randrange(len(body))
+        kind = chance.randrange(4)
+        if kind == 0:
+            body[place] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            del body[max(place, 1) :]
+        elif kind == 2:
+            body += chance.randbytes(chance.randrange(1, 50))
+        else:
+            body[place:place] = body[: chance.randrange(1, 50)]
+    return bytes(body)
+
+
+@pytest.mark.parametrize(
+    "count", [200, pytest.param(100_000, marks=[pytest.mark.stress, pytest.mark.timeout(3600)])]
+)
+def test_mutated_and_replayed_frames_are_refused_each_time(scene: Scene, count: int) -> None:
+    chance, channel = random.Random(2), channel_to(scene.peer, pair("anna"))
+    with scene.anna(channel=channel) as caller:
+        first = messages.parsed_holding(caller.greet().hear())
+        right = framed(0, bytes(SIZE), first.chain)
+        held = messages.parsed_holding(caller.say(right).hear())
+        next_right = framed(1, bytes(SIZE), held.chain)
+    for _ in range(count):
+        wrong = chance.choice([right, mutated(right, chance), mutated(next_right, chance)])
+        if wrong in (next_right, messages.BEAT):
+            continue
+        with scene.anna(channel=channel) as caller:
+            # The half of a frame is not wrong before something else follows it.
+            code, _ = caller.greet().say(wrong, b"x").refusal()
+            assert code is REFUSED
+    assert scene.received() == 1
+    channel.close()
 
 
 def test_a_party_is_checked_by_one_call(scene: Scene) -> None:

@@ -71,7 +71,8 @@ class PartyNetwork(Mixer):
         timing: Timing = Timing(),
     ) -> None:
         super().__init__(topology, [own.node])
-        self.topology, self.key = topology, None  # TLS vouches for every byte
+        self.topology = topology
+        self.key: bytes | None = None  # TLS vouches for every byte
         self.traffic = Traffic.of(topology, self.nodes)
         self._own, self._steps, self._patience = own, steps, patience
         self._size_of_round = size_of_round

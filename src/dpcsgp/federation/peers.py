@@ -211,7 +211,12 @@ class StatusBoard:
                 problem="",
             )
 
-    def trouble(self, node: int, text: str) -> None:
-        """Note what went wrong with this neighbour."""
+    def trouble(self, node: int, text: str) -> bool:
+        """Note what went wrong with this neighbour; return whether that is new.
+
+        The same text again and again would fill a log.
+        """
         with self._lock:
+            known = self._status[node].problem == text
             self._status[node] = replace(self._status[node], problem=text)
+            return not known

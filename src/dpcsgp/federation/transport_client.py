@@ -36,10 +36,8 @@ async def keep_calling(
         try:
             await _call_once(own, desk, peer, method, closing, pauses)
         except Exception as error:  # whatever it is, it ends this attempt and not the next
-            # The same text again and again would fill a log.
-            if str(error) != desk.status.of(peer.node).problem:
+            if desk.status.trouble(peer.node, str(error)):
                 _LOG.warning("no line with %s (%s): %s", peer, method.value, error)
-            desk.status.trouble(peer.node, str(error))
         if not closing.is_set():
             await first_to_end(_until(closing), asyncio.sleep(pauses.next()))
 

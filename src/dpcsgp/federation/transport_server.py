@@ -92,8 +92,8 @@ class Reception:
             try:
                 await self._serve(GrpcLine(context), peer, method)
             except (WireError, JournalError) as error:
-                _LOG.warning("call %s of %s refused: %s", method.value, peer, error)
-                self._desk.status.trouble(peer.node, str(error))
+                if self._desk.status.trouble(peer.node, str(error)):
+                    _LOG.warning("call %s of %s refused: %s", method.value, peer, error)
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             except LineClosedError as error:
                 _LOG.info("line with %s closed: %s", peer, error)
