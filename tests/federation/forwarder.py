@@ -25,6 +25,8 @@ class Forwarder:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.captured = bytearray()
         self.cuts = 0
+        self.flowing = threading.Event()  # cleared: nothing gets through, nobody is told
+        self.flowing.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -57,6 +59,7 @@ class Forwarder:
                     if left[0] < 0:
                         self.cuts += 1
                         break
+                self.flowing.wait()
                 sink.sendall(content)
         for end in (source, sink):
             with suppress(OSError):

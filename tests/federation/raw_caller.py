@@ -44,10 +44,11 @@ class RawCaller:
         options: Any = (),
         channel: Any = None,
     ) -> None:
-        self._own_channel = None if channel else channel_to(server, identity, options)
+        self._shared = channel is not None
+        self._channel = channel or channel_to(server, identity, options)
         self._server, self._node = server, node
         self._said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        call = (channel or self._own_channel).stream_stream(f"/dpcsgp.Party/{method}")
+        call = self._channel.stream_stream(f"/dpcsgp.Party/{method}")
         self.call: Any = call(iter(self._said.get, None), timeout=30)
 
     def __enter__(self) -> RawCaller:
@@ -56,8 +57,8 @@ class RawCaller:
     def __exit__(self, *exc: object) -> None:
         self.call.cancel()
         self._said.put(None)
-        if self._own_channel is not None:
-            self._own_channel.close()
+        if not self._shared:
+            self._channel.close()
 
     def say(self, *said: bytes) -> RawCaller:
         """Send messages."""

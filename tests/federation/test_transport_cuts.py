@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +38,33 @@ def through_forwarders(folder: Path, rounds: int, cut_after: int | None) -> list
 def test_connections_cut_at_random_bytes_lose_no_frame(tmp_path: Path) -> None:
     wires = through_forwarders(tmp_path, rounds=300, cut_after=12_000)
     assert sum(wire.cuts for wire in wires) > 5
+
+
+@pytest.mark.slow
+def test_after_a_partition_that_nobody_is_told_of_the_parties_go_on_within_five_seconds(
+    tmp_path: Path,
+) -> None:
+    selves, peers = federation(3)
+    wires = [Forwarder(own.listen or "") for own in selves]
+    seen = [replace(peer, address=wire.address) for peer, wire in zip(peers, wires, strict=True)]
+    parties = [open_network(own, seen, RING, tmp_path, SIZE) for own in selves]
+    at_once([lambda n=n: play(n, range(5)) for n in parties])
+    with ThreadPoolExecutor(3) as pool:
+        for wire in wires:
+            wire.flowing.clear()
+        running = [pool.submit(play, network, range(5, 10)) for network in parties]
+        time.sleep(6.0)  # three times as long as a line may be silent
+        cut_off = not any(future.done() for future in running)
+        unconnected = not any(s.connected for n in parties for s in n.status().values())
+        healed = time.monotonic()
+        for wire in wires:
+            wire.flowing.set()
+        for future in running:
+            future.result(30)
+    assert cut_off and unconnected and time.monotonic() - healed < 5.0
+    for network, wire in zip(parties, wires, strict=True):
+        network.close()
+        wire.close()
 
 
 def test_who_listens_in_sees_neither_frames_nor_what_is_agreed_on(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ def client_options(server_name: str) -> list[tuple[str, Any]]:
         ("grpc.ssl_target_name_override", server_name),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
+        # The limit of one attempt to connect, whatever its name: the system sends the first packet
+        # again after ever longer pauses, and a new attempt begins with short ones.
+        ("grpc.min_reconnect_backoff_ms", 4000),
     ]
 
 
