@@ -252,16 +252,19 @@ def _check_head(head: messages.FrameHead, desk: Desk, peer: Peer) -> None:
 async def _assembled(
     line: Line, desk: Desk, peer: Peer, head: messages.FrameHead, piece: memoryview
 ) -> bytearray:
-    """Gather the pieces of a frame; never more bytes than were announced."""
-    frame = bytearray(piece)
-    while len(frame) < head.size:
-        message = await _received(line, desk, peer, desk.timing.silence)
-        frame += messages.parsed_piece(message)
-    if len(frame) > head.size:
-        raise WireError(
-            f"frame of {peer} in round {head.round}: more than the {head.size} bytes announced"
-        )
-    return frame
+    """Gather the pieces of a frame; each but the last is full, so none can trickle in."""
+    frame = bytearray()
+    while True:
+        expected = min(messages.PIECE_BYTES, head.size - len(frame))
+        if len(piece) != expected:
+            raise WireError(
+                f"frame of {peer} in round {head.round}: a piece of {len(piece)} bytes, "
+                f"expected {expected}"
+            )
+        frame += piece
+        if len(frame) == head.size:
+            return frame
+        piece = messages.parsed_piece(await _received(line, desk, peer, desk.timing.silence))
 
 
 # Both ends.

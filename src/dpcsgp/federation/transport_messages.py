@@ -29,7 +29,7 @@ from dpcsgp.federation.journal import Holding
 PROTOCOL: Final = 1
 PIECE_BYTES: Final = 2**17  # of a frame; small, so that a thin link is not taken for a silent one
 MOST_BYTES: Final = 2**20  # of any message
-_MOST_HELLO: Final = 4096
+_MOST_HELLO: Final = 1024
 _CLOCK_SECONDS: Final = 300.0  # certificates and end dates need clocks that agree roughly
 
 _HOLDING = struct.Struct(f"<cQ{CHAIN_BYTES}s")
