@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import queue
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
-from parties import ROSTER
+from parties import ROSTER, pair
 
 from dpcsgp.federation import transport_messages as messages
 from dpcsgp.federation.frame_log import chain_after
 from dpcsgp.federation.journal import Holding
-from dpcsgp.federation.peers import Peer
+from dpcsgp.federation.party_network import PartyNetwork
+from dpcsgp.federation.peers import Peer, Self
+from dpcsgp.graphs import from_edges
+
+# Anna sends to Bert, Bert to Carla, Carla to Dora, Dora to Anna: Dora has no edge with Bert.
+RING = from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0)])
+SIZE = 1000
 
 
 def channel_to(server: Peer, identity: tuple[bytes, bytes] | None, options: Any = ()) -> Any:
@@ -104,3 +110,17 @@ def pushed(caller: RawCaller, rounds: int, size: int) -> Holding:
             message = caller.hear()
         held = messages.parsed_holding(message)
     return held
+
+
+class Scene(NamedTuple):
+    """Bert's network is open; the test plays all others."""
+
+    bert: PartyNetwork
+    peer: Peer
+    selves: list[Self]
+
+    def anna(self, method: str = "push", **options: Any) -> RawCaller:
+        return RawCaller(self.peer, method, 0, pair("anna"), **options)
+
+    def received(self) -> int:
+        return self.bert._journal.awaited(0).rounds
