@@ -63,3 +63,14 @@ class PrivateStepError(DpcsgpError):
 
 class DivergenceError(DpcsgpError):
     """A state or message became non-finite: names node, round and gradient step."""
+
+
+class JournalError(DpcsgpError):
+    """Frames on disk are damaged, contradict each other or belong to another run."""
+
+
+class RestoredBackupError(JournalError):
+    """Others hold frames of this party that its own journal does not know.
+
+    Its folder is older than what it has released, so it must not release those rounds again.
+    """

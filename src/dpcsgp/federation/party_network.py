@@ -1,0 +1,265 @@
+"""A network of one hosted node whose neighbours are other parties.
+
+An exchange of round t journals the own frame, offers it to the receivers and waits for the senders'
+frames of round t, without a limit unless one is set. Frames that are on disk already are not asked
+for again: after a crash the rounds since the checkpoint are replayed from the journal.
+
+Legend: N hosted nodes (here one), S senders heard, B bytes of a frame.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpcsgp.errors import ConfigError, DpcsgpError, JournalError
+from dpcsgp.federation.journal import Journal
+from dpcsgp.federation.peers import Neighbours, Peer, PeerStatus, Self, StatusBoard
+from dpcsgp.federation.transport import Transport
+from dpcsgp.federation.transport_ends import Desk, Timing
+from dpcsgp.graphs import Topology
+from dpcsgp.network.health import SilentPeerError
+from dpcsgp.network.mixing import Mixer
+from dpcsgp.network.traffic import Traffic
+
+_GLANCE_SECONDS = 1.0  # between looks at patience and at a request to stop, while waiting
+_FAREWELL_SECONDS = 10.0  # for senders that are to be told that nothing is missing
+_SAY_SECONDS = 60.0  # between log lines about one wait
+_LOG = logging.getLogger(__name__)
+
+
+class WaitStoppedError(DpcsgpError):
+    """A wait for other parties was ended by `stop`; the same command goes on later."""
+
+
+class PartyNetwork(Mixer):
+    """The network as one party sees it. It is open from its construction to `close`.
+
+    Args:
+        own: this party.
+        peers: the other parties of the roster.
+        topology: the graph.
+        roster_digest: digest of the roster; neighbours with another one are refused.
+        folder: of the journal; one per roster, kept with the checkpoints.
+        size_of_round: the public size of every frame of a round in bytes; 0: no such round.
+        steps: the public number of gradient steps that the roster plans.
+        patience: seconds without a sign of life after which a wait fails; None: wait for ever.
+        timing: limits of a line.
+
+    Raises:
+        ConfigError: a neighbour is missing or cannot be reached by design, or the address to
+            listen on cannot be used.
+        JournalError: the journal is damaged, in use, or of another roster.
+    """
+
+    def __init__(
+        self,
+        own: Self,
+        peers: Iterable[Peer],
+        topology: Topology,
+        roster_digest: bytes,
+        folder: Path,
+        size_of_round: Callable[[int], int],
+        steps: int,
+        patience: float | None = None,
+        timing: Timing = Timing(),
+    ) -> None:
+        super().__init__(topology, [own.node])
+        self.topology = topology
+        self.key: bytes | None = None  # TLS vouches for every byte
+        self.traffic = Traffic.of(topology, self.nodes)
+        self._own, self._steps, self._patience = own, steps, patience
+        self._size_of_round = size_of_round
+        self._neighbours = Neighbours.of(own, peers, topology)
+        self._status = StatusBoard(peer.node for peer in self._neighbours.all())
+        self._failure: JournalError | None = None
+        self._stopped = False
+        self.waiting_for: tuple[str, ...] = ()  # names of the parties that a wait is for
+        self._journal = Journal(
+            folder,
+            roster_digest,
+            own.node,
+            self._neighbours.senders,
+            self._neighbours.receivers.values(),
+        )
+        for sender in self._neighbours.senders:
+            self._status.reached(sender, received=self._journal.holding(sender).rounds)
+        desk = Desk(
+            own.node,
+            roster_digest,
+            self._neighbours,
+            self._journal,
+            self._status,
+            size_of_round,
+            window=topology.num_nodes,  # a frame needs ours of as many rounds ago as there are hops
+            fail=self._fail,
+            timing=timing,
+        )
+        try:
+            self._transport = Transport(own, desk)
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def exchange(self, frames_NB: Tensor) -> Tensor:
+        """Send the hosted node's frame to its receivers, and wait for those of its senders.
+
+        The round is the number of exchanges before this one, those before a resume included.
+
+        Args:
+            frames_NB: uint8 (1, B).
+
+        Returns:
+            uint8 (S, B): the frames of `senders`.
+
+        Raises:
+            RestoredBackupError: others hold frames that this journal does not know.
+            JournalError: another frame was released for this round, or the disk does not take it.
+            SilentPeerError: patience is over; names the party.
+            WaitStoppedError: `stop` was called.
+        """
+        round_, frame = self.traffic.rounds, frames_NB.cpu().contiguous().numpy().tobytes()
+        expected = self._size_of_round(round_)
+        if frames_NB.shape[0] != 1 or len(frame) != expected:
+            raise ConfigError(
+                f"round {round_}: the own frame has {len(frame)} bytes, the plan says {expected}; "
+                "were settings changed after the roster was approved?"
+            )
+        # A frame that was released before goes out again as it is; a new one leaves only after
+        # every receiver has shown that it holds nothing that is unknown here.
+        if round_ >= self._journal.released:
+            self.meet_receivers()
+        self._journal.release(round_, frame)
+        self._transport.wake()
+        # Not everything at once: who is missing is said by name.
+        self._wait(lambda: self._missing(round_), f"round {round_}")
+        rows = [
+            frame if sender == self._own.node else self._journal.frame_of(sender, round_)
+            for sender in self.senders
+        ]
+        self.traffic.count(len(frame))
+        return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(len(rows), -1)
+
+    def meet_receivers(self) -> None:
+        """Wait until every receiver has said since this start what it has.
+
+        Call it before the first private gradient: a party that was restored from an older backup
+        is recognised here, before it spends anything. If one receiver were left out, it might
+        hold an earlier release of a round that another one is about to get anew.
+
+        Raises:
+            RestoredBackupError: others hold frames that this journal does not know.
+            SilentPeerError: patience is over; names the party.
+            WaitStoppedError: `stop` was called.
+        """
+        self._wait(self._journal.unheard, "word of what has arrived")
+
+    def finish(self) -> None:
+        """Wait until every receiver has all own frames on its disk; then this party may leave.
+
+        Senders that are connected are told that theirs are safe here; others may have left
+        because they know, so they are waited for a few seconds only.
+
+        Raises:
+            SilentPeerError: patience is over; names the party.
+            WaitStoppedError: `stop` was called.
+        """
+        self._wait(self._journal.unacknowledged, "the last acknowledgement")
+        with self._journal.changed:
+            self._journal.changed.wait_for(lambda: not self._journal.untold(), _FAREWELL_SECONDS)
+
+    def gather_values(self, name: str, value: Any) -> list[Any]:
+        """Return what this party can know of everybody's values without a common store.
+
+        Values of other parties are theirs. What all must agree on is public instead: the roster
+        fixes the number of steps, and it was refused if a budget could not pay for them. So
+        "remaining releases" is answered by the planned steps, the same number everywhere. If it
+        were answered by the own budget, a party whose budget ends early would leave the others
+        waiting for its frames; this way it goes on to gossip and releases nothing. For any other
+        name the own value stands alone: a party resumes from its own newest checkpoint, whatever
+        the others do, since all that they sent since then is in the journal.
+        """
+        return [self._steps if name == "remaining releases" else value]
+
+    def forget_before(self, round_: int) -> None:
+        """Drop journaled frames of rounds before this one.
+
+        Call it after a checkpoint, with the round of the oldest one that is kept.
+        """
+        self._journal.forget_before(round_)
+
+    def status(self) -> dict[str, PeerStatus]:
+        """Return what is known of every neighbour now, by name; any thread may call it."""
+        found = self._status.all()
+        return {peer.name: found[peer.node] for peer in self._neighbours.all()}
+
+    def stop(self) -> None:
+        """End the present wait and all later ones within a second; a signal handler may call it.
+
+        An exchange for which everything is there goes on.
+        """
+        # No lock and no notification: a handler may interrupt the very thread that holds the lock.
+        self._stopped = True
+
+    def close(self) -> None:
+        """End all lines and close the journal."""
+        self._transport.close()
+        self._journal.close()
+
+    def _fail(self, error: JournalError) -> None:
+        """Make every wait end with this error; called by the transport's thread."""
+        self._failure = error
+        with self._journal.changed:
+            self._journal.changed.notify_all()
+
+    def _missing(self, round_: int) -> list[Peer]:
+        """Return the senders whose frame of a round has not come."""
+        return [
+            peer
+            for node, peer in self._neighbours.senders.items()
+            if not self._journal.has(node, round_)
+        ]
+
+    def _wait(self, missing: Callable[[], list[Peer]], what: str) -> None:
+        """Sleep until nobody is missing; say for whom, and give up only where asked to."""
+        started = said = time.monotonic()
+        with self._journal.changed:
+            while absent := missing():
+                self.waiting_for = tuple(peer.name for peer in absent)
+                self._raise_failure()
+                if self._stopped:
+                    raise WaitStoppedError(
+                        f"stopped while {what} of {', '.join(self.waiting_for)} was awaited; "
+                        "start again to go on"
+                    )
+                self._check_patience(absent, started, what)
+                if time.monotonic() - said > _SAY_SECONDS:
+                    said = time.monotonic()
+                    _LOG.info("waiting for %s of %s", what, ", ".join(self.waiting_for))
+                self._journal.changed.wait(_GLANCE_SECONDS)
+        self.waiting_for = ()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _check_patience(self, absent: list[Peer], started: float, what: str) -> None:
+        """Give up on a party without a sign of life; one that only takes long is waited for."""
+        if self._patience is None:
+            return
+        for peer in absent:
+            silent = time.monotonic() - max(started, self._status.silent_since(peer.node))
+            if silent > self._patience:
+                problem = self._status.of(peer.node).problem
+                raise SilentPeerError(
+                    f"{peer} has given no sign of life for {silent:.0f} s (network.patience = "
+                    f"{self._patience:g}) while {what} was awaited"
+                    + (f"; last: {problem}" if problem else "")
+                )

@@ -1,0 +1,282 @@
+"""The two ends of an edge, whoever dialled: one sends frames in order, the other says what it has.
+
+Nothing here knows how messages travel: a `Line` carries them. Whatever the other end does wrong is
+a `WireError` and closes this line; the dialling end then tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dpcsgp.errors import JournalError, RestoredBackupError, WireError
+from dpcsgp.federation import transport_messages as messages
+from dpcsgp.federation.journal import Journal
+from dpcsgp.federation.peers import Neighbours, Peer, StatusBoard
+
+
+class LineClosedError(Exception):
+    """The line is gone: the other end left, fell silent, or refused; the text says which."""
+
+
+class Line(Protocol):
+    """Carries messages of at most 1 MB between two parties, in order."""
+
+    async def receive(self, seconds: float) -> bytes:
+        """Return the next message, or raise LineClosedError."""
+        ...
+
+    async def send(self, message: bytes, seconds: float) -> None:
+        """Hand over a message; waits while the other end does not read."""
+        ...
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Limits of a line, in seconds; none of them limits how long a training step may take.
+
+    Attributes:
+        hello: until the first messages have been exchanged.
+        beat: between two signs of life.
+        silence: without any message, or with one that does not get through, a line is closed.
+        sync: at least between two syncs of what came from one sender; until then it keeps them.
+        first_pause: before a second attempt to dial; doubles from one to the next.
+        longest_pause: between attempts.
+    """
+
+    hello: float = 15.0
+    beat: float = 5.0
+    silence: float = 30.0
+    sync: float = 0.5
+    first_pause: float = 0.1
+    longest_pause: float = 3.0
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What all lines of a party share.
+
+    Attributes:
+        node: this party's node.
+        roster_digest: of the roster that this party has approved.
+        neighbours: who may speak, and on which edges.
+        journal: frames on disk.
+        status: what is known of each neighbour.
+        size_of_round: the public size of every frame of a round in bytes; 0: no such round.
+        window: how many rounds a sender can be ahead of this party's own frames.
+        fail: is told when this party must not go on.
+        timing: limits of a line.
+        wakers: one event per sending end, set when an own frame is released.
+    """
+
+    node: int
+    roster_digest: bytes
+    neighbours: Neighbours
+    journal: Journal
+    status: StatusBoard
+    size_of_round: Callable[[int], int]
+    window: int
+    fail: Callable[[JournalError], None]
+    timing: Timing = Timing()
+    wakers: set[asyncio.Event] = field(default_factory=set)
+
+    def facts(self, peer: Peer) -> messages.Facts:
+        """Return what this party says to a peer in a hello now."""
+        return messages.Facts.now(self.roster_digest, self.node, peer.node)
+
+
+async def greet(line: Line, mine: messages.Facts, seconds: float, calling: bool) -> None:
+    """Exchange hellos; the caller begins.
+
+    Raises:
+        WireError: something differs between the two parties; names it.
+    """
+    if calling:
+        await line.send(messages.hello(mine), seconds)
+    messages.check_hello(await line.receive(seconds), mine)
+    if not calling:
+        await line.send(messages.hello(mine), seconds)
+
+
+async def send_frames(line: Line, desk: Desk, peer: Peer) -> None:
+    """Be the sending end until the line closes."""
+    waker = asyncio.Event()
+    desk.wakers.add(waker)
+    try:
+        # First the receiver says what it has: nothing leaves before that fits this journal.
+        next_round = _heard(desk, peer, await _received(line, desk, peer, desk.timing.hello))
+        await first_to_end(
+            _hear_holdings(line, desk, peer), _offer(line, desk, peer, next_round, waker)
+        )
+    finally:
+        desk.wakers.discard(waker)
+
+
+async def receive_frames(line: Line, desk: Desk, peer: Peer) -> None:
+    """Be the receiving end until the line closes."""
+    # An earlier line may have left frames that are not safe yet.
+    await _acknowledge(line, desk, peer)
+    arrived = asyncio.Event()
+    await first_to_end(
+        _take_frames(line, desk, peer, arrived), _keep_acknowledging(line, desk, peer, arrived)
+    )
+
+
+async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
+    """Run several works until one ends; cancel the others and pass on its error."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# The sending end.
+
+
+async def _hear_holdings(line: Line, desk: Desk, peer: Peer) -> None:
+    while True:
+        message = await _received(line, desk, peer, desk.timing.silence)
+        if not messages.is_beat(message):
+            _heard(desk, peer, message)
+
+
+def _heard(desk: Desk, peer: Peer, message: bytes) -> int:
+    """Take note of what the receiver has; return the round that it needs next."""
+    try:
+        rounds = desk.journal.hear_holding(peer.node, messages.parsed_holding(message))
+    except RestoredBackupError as error:
+        # This party must not go on, and the other one should know why.
+        desk.fail(error)
+        raise WireError(str(error)) from error
+    if desk.size_of_round(rounds) == 0:
+        desk.journal.settle()  # it has all rounds of the plan, and may leave
+    desk.status.reached(peer.node, acknowledged=rounds)
+    return rounds
+
+
+async def _offer(line: Line, desk: Desk, peer: Peer, next_round: int, waker: asyncio.Event) -> None:
+    """Send every own frame from a round on as soon as it is released; beat in between."""
+    while True:
+        waker.clear()  # before looking, so that no release is missed
+        while next_round < desk.journal.released:
+            await _send_frame(line, desk, peer, next_round)
+            next_round += 1
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(waker.wait(), desk.timing.beat)
+            continue
+        await _send(line, desk, peer, messages.BEAT)
+
+
+async def _send_frame(line: Line, desk: Desk, peer: Peer, round_: int) -> None:
+    journal, step = desk.journal, messages.PIECE_BYTES
+    size = journal.own_size(round_)
+    before, after = journal.own_chain(round_), journal.own_chain(round_ + 1)
+    assert before is not None and after is not None
+    head = messages.FrameHead(round_, size, before, after)
+    await _send(line, desk, peer, messages.frame(head, journal.piece(round_, 0, step)))
+    for start in range(step, size, step):
+        await _send(line, desk, peer, messages.piece(journal.piece(round_, start, step)))
+
+
+# The receiving end.
+
+
+async def _take_frames(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Event) -> None:
+    while True:
+        message = await _received(line, desk, peer, desk.timing.silence)
+        if messages.is_beat(message):
+            desk.status.reached(peer.node)
+            continue
+        # The head is judged before anything else is read.
+        head, piece = messages.parsed_frame(message)
+        _check_head(head, desk, peer)
+        frame = await _assembled(line, desk, peer, head, piece)
+        # In a thread: the disk may be slow, and other lines must beat.
+        await asyncio.to_thread(
+            desk.journal.receive, peer.node, head.round, memoryview(frame), head.after
+        )
+        desk.status.reached(peer.node, received=head.round + 1)
+        arrived.set()
+
+
+async def _keep_acknowledging(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Event) -> None:
+    """Bring to the disk what has come and say so; not for each frame, a sync is costly."""
+    while True:
+        try:
+            await asyncio.wait_for(arrived.wait(), desk.timing.beat)
+        except TimeoutError:
+            await _send(line, desk, peer, messages.BEAT)
+            continue
+        arrived.clear()
+        await _acknowledge(line, desk, peer)
+        await asyncio.sleep(desk.timing.sync)
+
+
+async def _acknowledge(line: Line, desk: Desk, peer: Peer) -> None:
+    held = await asyncio.to_thread(desk.journal.secure, peer.node)
+    await _send(line, desk, peer, messages.holding(held))
+    desk.journal.told(peer.node, held.rounds)
+
+
+def _check_head(head: messages.FrameHead, desk: Desk, peer: Peer) -> None:
+    """Refuse a frame that is not the one that its sender has to send next."""
+    awaited = desk.journal.awaited(peer.node)
+    expected = desk.size_of_round(head.round)
+    fault = None
+    if head.round != awaited.rounds:
+        when = "replayed" if head.round < awaited.rounds else "some before it are missing"
+        fault = f"round {awaited.rounds} is awaited ({when})"
+    elif head.before != awaited.chain:
+        fault = (
+            "its frames of earlier rounds have other bytes than those received here: it was "
+            "restored from a backup or runs twice"
+        )
+    elif expected == 0:
+        fault = "the plan has no such round"
+    elif head.size != expected:
+        fault = f"{head.size} bytes announced, every frame of this round has {expected}"
+    elif head.round >= desk.journal.released + desk.window:
+        fault = "it is further ahead than its graph allows"
+    if fault is not None:
+        raise WireError(f"frame of {peer} in round {head.round}: {fault}")
+
+
+async def _assembled(
+    line: Line, desk: Desk, peer: Peer, head: messages.FrameHead, piece: memoryview
+) -> bytearray:
+    """Gather the pieces of a frame; each but the last is full, so none can trickle in."""
+    frame = bytearray()
+    while True:
+        expected = min(messages.PIECE_BYTES, head.size - len(frame))
+        if len(piece) != expected:
+            raise WireError(
+                f"frame of {peer} in round {head.round}: a piece of {len(piece)} bytes, "
+                f"expected {expected}"
+            )
+        frame += piece
+        if len(frame) == head.size:
+            return frame
+        piece = messages.parsed_piece(await _received(line, desk, peer, desk.timing.silence))
+
+
+# Both ends.
+
+
+async def _received(line: Line, desk: Desk, peer: Peer, seconds: float) -> bytes:
+    message = await line.receive(seconds)
+    desk.status.heard(peer.node, len(message))
+    messages.check_no_refusal(message)
+    return message
+
+
+async def _send(line: Line, desk: Desk, peer: Peer, message: bytes) -> None:
+    await line.send(message, desk.timing.silence)
+    desk.status.sent(peer.node, len(message))
