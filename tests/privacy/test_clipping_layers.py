@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from composed_layers import COMPOSED, Mixed, Recurrent
 from reference_clipping import clip_and_sum, layerwise, per_example_gradients, squared
 from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping import ghost_norms
-from dpcsgp.privacy.clipping.layer_rules import RULES
+from dpcsgp.privacy.clipping.layer_rules import COMPOSITES, FOREIGN_RULES, RULES
 from dpcsgp.privacy.clipping.squares import squared_norms
 
 Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
@@ -137,6 +138,52 @@ def test_an_embedding_is_exact_with_repeated_words(padding: int | None, views: i
         check(module, (7,), views, integers=5)
 
 
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_layer_made_of_linear_maps_is_exact(name: str, views: int) -> None:
+    build, shape = COMPOSED[name]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no closed form")
+        check(build(), shape, views)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_layer_made_of_linear_maps_may_be_frozen_in_part(name: str) -> None:
+    build, shape = COMPOSED[name]
+    torch.manual_seed(0)
+    parameters = [name for name, _ in build().named_parameters()]
+    for parity in (0, 1):
+        module = build()
+        for number, parameter in enumerate(module.parameters()):
+            parameter.requires_grad_(number % 2 == parity and len(parameters) > 1)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "no closed form")
+            check(module, shape)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("views", [1, 2])
+def test_recurrent_layers_work_beside_parameters_without_closed_form(
+    kind: type[nn.RNNBase], views: int
+) -> None:
+    torch.manual_seed(0)
+    module = Mixed(Recurrent(kind(3, 4, batch_first=True)))
+    with pytest.warns(UserWarning, match="gain"):
+        check(module, (3, 3), views, num_examples=3)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_a_bag_of_words_is_exact(mode: str, padding: int | None, views: int) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.EmbeddingBag(5, 3, mode=mode, padding_idx=padding), nn.Linear(3, 2))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no closed form")
+        check(module, (7,), views, integers=5)
+
+
 @pytest.mark.parametrize("length", [0, 1, 4097, 3_000_000])
 def test_norms_of_long_rows_are_accurate(length: int) -> None:
     rows = torch.rand(2, length, generator=torch.Generator().manual_seed(0))
@@ -161,10 +208,10 @@ def test_working_on_a_few_examples_at_a_time_changes_nothing(
 
 
 def test_every_rule_is_tested() -> None:
-    tested = {type(layer) for build, _ in LAYERS.values() for layer in build().modules()} | {
-        nn.Embedding
-    }
-    assert set(RULES) <= tested
+    built = [build() for build, _ in (*LAYERS.values(), *COMPOSED.values())]
+    tested = {type(layer) for module in built for layer in module.modules()}
+    assert {*RULES, *COMPOSITES} <= tested | {nn.Embedding, nn.EmbeddingBag}
+    assert {kind.__name__ for kind in tested} >= {name for _, name in FOREIGN_RULES}
 
 
 class TiedLinears(nn.Module):
@@ -241,11 +288,11 @@ class Scaled(nn.Module):
 
 
 class Attention(nn.Module):
-    """Uses the weights of its output layer past that layer."""
+    """Attends to added keys: uses the weights of its output layer past that layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.attend = nn.MultiheadAttention(4, 2, batch_first=True, add_bias_kv=True)
         self.norm = nn.LayerNorm(4)
 
     def forward(self, x: Tensor) -> Tensor:

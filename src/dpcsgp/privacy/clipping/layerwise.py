@@ -37,10 +37,11 @@ from dpcsgp.privacy.clipping.ghost_norms import (
     may_sum_positions,
     merge,
 )
-from dpcsgp.privacy.clipping.layer_rules import RULES, positions
+from dpcsgp.privacy.clipping.layer_rules import grad_samples, has_rule, positions
 from dpcsgp.privacy.clipping.materialized import ExampleLoss, materialized_sums
 from dpcsgp.privacy.clipping.recording import (
     LayerCall,
+    composites_replaced,
     is_random,
     outputs_shown,
     owned_parameters,
@@ -207,13 +208,14 @@ class LayerwiseEngine:
                 call, backprops = calls.pop(), all_backprops.pop()
                 if backprops is None:
                     continue
-                owned = self._owned[call.layer]
+                owned = call.parameters(self._owned)
                 if observe is not None:
                     name = next(iter(owned.values())).rpartition(".")[0]
                     observe(f"the inputs of layer '{name}'", call.activations)
                     observe(f"the loss gradient at the outputs of layer '{name}'", backprops)
-                rule = RULES[type(call.layer)]
-                found = rule(call.layer, call.activations, backprops, num_examples)
+                found = grad_samples(
+                    call.layer, call.projection, call.activations, backprops, num_examples
+                )
                 for attribute, sample in found.items():
                     if owned[attribute] in plan.ghost:
                         uses.setdefault(owned[attribute], []).append(sample)
@@ -246,9 +248,12 @@ class LayerwiseEngine:
             name: value.detach() for name, value in node.parameters.items() if name not in explicit
         }
 
+        recurrent = [layer for layer in self._module.modules() if has_rule(layer)]
+
         def example_loss(free: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
             batch = example[None] if self._views == 1 else example
-            outputs = functional_call(self._module, {**fixed, **free}, (batch,))
+            with composites_replaced(recurrent, None):
+                outputs = functional_call(self._module, {**fixed, **free}, (batch,))
             return self._losses(outputs, target[None], 1).sum()
 
         return example_loss
@@ -274,7 +279,7 @@ class LayerwiseEngine:
         lengths: Counter[str] = Counter()
         sizes: dict[str, int] = {}
         for call in calls:
-            for attribute, name in self._owned[call.layer].items():
+            for attribute, name in call.parameters(self._owned).items():
                 lengths[name] += self._views * positions(call.layer, call.output_shape)
                 sizes[name] = getattr(call.layer, attribute).numel()
         rows = self._most_rows

@@ -1,7 +1,8 @@
 """Run a module and record what its layers saw: the activations that ghost norms are made of.
 
 A forward hook keeps the inputs of every layer with a ghost norm, and where its output lies in the
-graph. The same record tells which parameters ghost norms would get wrong: a parameter used past its
+graph. Recurrent layers and attention, which are made of linear maps, compute the same function by a
+forward of this package instead, which keeps the inputs of every map. The same record tells which parameters ghost norms would get wrong: a parameter used past its
 own layer, or a layer whose first axis is not the examples.
 """
 
@@ -12,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,20 +22,31 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call
 
 from dpcsgp.privacy.clipping.contract import Observer
-from dpcsgp.privacy.clipping.layer_rules import has_rule
+from dpcsgp.privacy.clipping.attention import attention_forward
+from dpcsgp.privacy.clipping.layer_rules import COMPOSITES, has_rule
+from dpcsgp.privacy.clipping.projections import Projection, Record
+from dpcsgp.privacy.clipping.recurrent import RECURRENT, recurrent_forward
 from dpcsgp.randomness import torch_seed
 
 Owned = dict[nn.Module, dict[str, str]]  # layer -> attribute -> name of the parameter
 
 
 class LayerCall(NamedTuple):
-    """One use of a layer in the forward pass."""
+    """One use of a layer, or of one linear map inside it, in the forward pass."""
 
     layer: nn.Module
     activations: Tensor
     version: int
     edge: GradientEdge
     output_shape: torch.Size
+    projection: Projection | None = None
+
+    def parameters(self, owned: Owned) -> dict[str, str]:
+        """Return attribute -> name of the parameters that this call uses."""
+        own, map_ = owned[self.layer], self.projection
+        if map_ is None:
+            return own
+        return {key: name for key, name in own.items() if key in (map_.weight, map_.bias)}
 
 
 def owned_parameters(module: nn.Module) -> Owned:
@@ -61,21 +74,30 @@ def recorded_forward(
 ) -> tuple[Any, list[LayerCall]]:
     """Run the module with these parameters and record the calls of these layers."""
     calls: list[LayerCall] = []
+    wanted = set(layers)
 
-    def record(
-        layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    def keep(
+        layer: nn.Module, activations: Tensor, output: Tensor, projection: Projection | None = None
     ) -> None:
-        if output.requires_grad:
-            value = args[0] if args else kwargs["input"]
+        if output.requires_grad and layer in wanted:
             # The edge, unlike the tensor, still means this layer's output after an in-place ReLU.
-            edge = get_gradient_edge(output)
-            calls.append(LayerCall(layer, value.detach(), value._version, edge, output.shape))
+            edge, version = get_gradient_edge(output), activations._version
+            calls.append(
+                LayerCall(layer, activations.detach(), version, edge, output.shape, projection)
+            )
+
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        values = [value for value in (*args, *kwargs.values()) if value is not None]
+        if len(values) == 1:  # offsets and weights of bags have no closed form
+            keep(layer, values[0], output)
 
     handles = [
-        layer.register_forward_hook(record, with_kwargs=True, prepend=True) for layer in layers
+        layer.register_forward_hook(hook, with_kwargs=True, prepend=True)
+        for layer in wanted
+        if not isinstance(layer, COMPOSITES)
     ]
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), composites_replaced(_composites(module, wanted), keep):
             # Weights ask for gradients only so that every output has a graph node; none is ever
             # computed.
             leaves = {name: value.requires_grad_() for name, value in parameters.items()}
@@ -84,6 +106,40 @@ def recorded_forward(
         for handle in handles:
             handle.remove()
     return outputs, calls
+
+
+def _composites(module: nn.Module, wanted: set[nn.Module]) -> list[nn.Module]:
+    """Return the layers to be computed by forwards of this package: some part of them is wanted."""
+    return [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, COMPOSITES) and wanted.intersection(layer.modules()) and has_rule(layer)
+    ]
+
+
+@contextmanager
+def composites_replaced(layers: Iterable[nn.Module], record: Record | None) -> Iterator[None]:
+    """Let recurrent layers and attention compute by forwards of this package, which record.
+
+    Without `record` only recurrent layers, in operations that torch.func can batch.
+    """
+    kept: list[nn.Module] = []
+    fast = torch.backends.mha.get_fastpath_enabled()
+    # Torch's own short cut for attention packs rows by their lengths: shapes would be private.
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        for layer in layers:
+            if isinstance(layer, RECURRENT):
+                layer.forward = partial(recurrent_forward, layer, record)
+                kept.append(layer)
+            elif isinstance(layer, nn.MultiheadAttention) and record is not None:
+                layer.forward = partial(attention_forward, layer, record)
+                kept.append(layer)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for layer in kept:
+            del layer.forward
 
 
 def wrongly_covered(
@@ -102,7 +158,7 @@ def wrongly_covered(
     wrong: set[str] = set()
     recorded: Counter[str] = Counter()
     for call in calls:
-        names = owned[call.layer].values()
+        names = call.parameters(owned).values()
         by_row = len(call.activations) == length and call.output_shape[0] == length
         if not by_row or call.activations._version != call.version:
             wrong.update(names)
