@@ -110,7 +110,7 @@ def test_the_slack_covers_every_shape_that_is_used() -> None:
                 assert pass_slack(shape.rows, shape.chunks) <= SUM_SLACK
                 assert shape.places * shape.passes >= batch
     assert SUM_SLACK + 2.0**-11 < 0.025
-    assert GHOST_SLACK + pass_slack(64, 4) <= SUM_SLACK
+    assert GHOST_SLACK + max(pass_slack(64, 4), pass_slack(96, 2)) <= SUM_SLACK
 
 
 def test_float32_sums_stay_within_the_bound_where_rounding_is_worst() -> None:

@@ -7,7 +7,7 @@ custom modules, weights used past their own layer) get explicit per-example grad
 `torch.func`, a few examples at a time, and a warning once.
 
 All chunks have the same public number of rows, blank ones included; it follows from the model's
-shapes alone.
+shapes and the places of a pass alone.
 
 The module's own mode counts: in `train()` Dropout draws its masks, in `eval()` it does not. Where
 some parameters are formed explicitly, their pass draws masks of its own; clipping still acts on the
@@ -20,6 +20,7 @@ example, D coordinates.
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, final
@@ -51,7 +52,11 @@ from dpcsgp.privacy.clipping.recording import (
 )
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
 
-_MOST_ROWS: Final = 64  # of a chunk: more rows gain little speed and cost memory
+# of a chunk, or half as many again where that saves one: more gain little speed and cost memory
+_MOST_ROWS: Final = 64
+_QUANTUM: Final = 8  # rows of a chunk are a multiple of it
+# with fewer rows rounding allows ghost sums, which clip a little harder than formed gradients
+_FEWEST_ROWS: Final = 32
 # rows of the chunks that are summed in float32 before double precision takes over
 _GROUPED_ROWS: Final = 256
 _MOST_GROUPED: Final = 64
@@ -110,7 +115,8 @@ class LayerwiseEngine:
         """Return one chunk of one node: all chunks run alike, in memory of their own."""
         if self._views > 1:
             inputs = inputs[:, None].expand(-1, self._views, *inputs.shape[1:])
-        return 1, self._plan(self._parameters_of(parameters_ND, 0), inputs).rows
+        plan = self._plan(self._parameters_of(parameters_ND, 0), inputs)
+        return 1, self._chunk_rows(plan, shape.places)
 
     def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
         """Find the ghost norms and the rows of a chunk for inputs (N, E, ...) of this shape."""
@@ -119,16 +125,14 @@ class LayerwiseEngine:
     def pass_sum(self, batch: Pass, observe: Observer | None = None) -> Tensor:
         """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples: (N, D).
 
-        In double precision if there are more chunks than float32 may sum. The rows of a chunk
-        follow from the model, not from the shape of the pass.
+        In double precision if there are more chunks than float32 may sum.
         """
         plan = self._plan(self._parameters_of(batch.parameters_ND, 0), batch.inputs[0])
-        chunks = [
-            slice(start, start + plan.rows) for start in range(0, batch.inputs.shape[1], plan.rows)
-        ]
+        size = self._chunk_rows(plan, batch.shape.places)
+        chunks = [slice(start, start + size) for start in range(0, batch.inputs.shape[1], size)]
         # Few enough rows are summed in float32, groups of them in double precision.
-        group = min(_MOST_GROUPED, _GROUPED_ROWS // plan.rows)
-        assert pass_slack(plan.rows, group) + GHOST_SLACK <= SUM_SLACK
+        group = min(_MOST_GROUPED, _GROUPED_ROWS // size)
+        assert pass_slack(size, group) + GHOST_SLACK <= SUM_SLACK
         precision = torch.float64 if len(chunks) > group else None
         total_ND = torch.empty_like(batch.parameters_ND, dtype=precision)
         for row in range(len(total_ND)):
@@ -136,9 +140,7 @@ class LayerwiseEngine:
             node = _Node(parameters, plan, batch.clip_norm, observe)
             totals = self._parameters_of(total_ND, row)
             for start in range(0, len(chunks), group):
-                some = (
-                    Chunk.of(batch, row, rows, plan.rows) for rows in chunks[start : start + group]
-                )
+                some = (Chunk.of(batch, row, rows, size) for rows in chunks[start : start + group])
                 sums = self._group_sums(node, some)
                 for name, total in totals.items():
                     # a parameter that the loss does not reach has no sum
@@ -273,6 +275,14 @@ class LayerwiseEngine:
             self._plans[key] = _Plan(frozenset(exact), tuple(explicit), self._rows(calls))
             warn_of_explicit_gradients(self._module, explicit)
         return self._plans[key]
+
+    @staticmethod
+    def _chunk_rows(plan: _Plan, places: int) -> int:
+        """Return the rows of a chunk for a pass of so many places: few blanks, few chunks."""
+        if plan.rows == _MOST_ROWS:
+            count = max(1, (places + plan.rows // 2 - 1) // plan.rows)  # rounded to nearest
+            return max(_FEWEST_ROWS, math.ceil(places / count / _QUANTUM) * _QUANTUM)
+        return min(plan.rows, places)
 
     def _rows(self, calls: list[LayerCall]) -> int:
         """Return the most rows of a chunk whose per-example gradients, if formed, fit in memory."""
