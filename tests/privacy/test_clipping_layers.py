@@ -258,6 +258,52 @@ def test_a_weight_used_past_its_layer_is_noticed(views: int) -> None:
         check(LanguageModel(through_layer=False), (4,), views, integers=6)
 
 
+class Positions(nn.Module):
+    """Adds an embedding of positions, looked up once for all rows, to one of words."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.words = way, nn.Embedding(5, 3)
+        self.places, self.out = nn.Embedding(9, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers, words = torch.arange(x.shape[1]) * 2, self.words(x)
+        if self.way == "plain":
+            words = words + self.places(numbers)
+        elif self.way == "leading axis":
+            words = words + self.places(numbers[None])
+        elif self.way == "twice":
+            words = words * self.places(numbers[None]) + self.places(numbers % 3)
+        elif self.way == "expanded":
+            words = words + self.places(numbers[None]).expand(len(x), -1, -1)
+        elif self.way == "beside rows":
+            words = words * self.places(numbers) + self.places(x)
+        elif self.way == "axis added":
+            words = words + self.places(numbers)[None]
+        elif self.way == "one for all":
+            words = words + self.places(numbers[None])[0]
+        elif self.way == "summed":
+            words = words + self.places(numbers).sum(dim=0)
+        return self.out(torch.tanh(words))
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("way", ["plain", "leading axis", "twice", "expanded", "beside rows"])
+@pytest.mark.parametrize("length", [2, 4, 5])
+def test_lookups_that_serve_all_rows_at_once_are_exact(way: str, length: int, views: int) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no closed form")
+        check(Positions(way), (length,), views, integers=5)
+
+
+@pytest.mark.parametrize("way", ["axis added", "one for all", "summed"])
+def test_lookups_whose_copies_would_not_be_the_rows_own_fall_back(way: str) -> None:
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=r"places\.weight"):
+        check(Positions(way), (4,), integers=5)
+
+
 class SequenceFirst(nn.Module):
     """Runs its layer with the example axis second."""
 

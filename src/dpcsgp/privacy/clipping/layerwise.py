@@ -42,6 +42,7 @@ from dpcsgp.privacy.clipping.layer_rules import grad_samples, has_rule, position
 from dpcsgp.privacy.clipping.materialized import ExampleLoss, materialized_sums
 from dpcsgp.privacy.clipping.recording import (
     LayerCall,
+    Shared,
     composites_replaced,
     is_random,
     outputs_shown,
@@ -50,6 +51,7 @@ from dpcsgp.privacy.clipping.recording import (
     warn_of_explicit_gradients,
     wrongly_covered,
 )
+from dpcsgp.privacy.clipping.shared_lookups import shared_lookups
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
 
 # of a chunk, or half as many again where that saves one: more gain little speed and cost memory
@@ -64,11 +66,15 @@ _KEPT_FLOATS: Final = 2**25  # per-example gradients that may be held at a time
 
 
 class _Plan(NamedTuple):
-    """Which parameters have ghost norms for inputs of one shape, and the rows of a chunk."""
+    """Which parameters have ghost norms for inputs of one shape, and the rows of a chunk.
+
+    `shared` are the lookups that serve all rows at once.
+    """
 
     ghost: frozenset[str]
     explicit: tuple[str, ...]
     rows: int
+    shared: Shared
 
 
 class _Node(NamedTuple):
@@ -195,7 +201,7 @@ class LayerwiseEngine:
         """Run the two passes; return the per-example gradients of parameters with ghost norms."""
         (parameters, plan, _, observe), num_examples = node, len(chunk.inputs)
         with outputs_shown(self._module, num_examples * self._views, observe):
-            outputs, calls = self._forward(parameters, plan.ghost, chunk.inputs)
+            outputs, calls = self._forward(parameters, plan.ghost, chunk.inputs, plan.shared)
         with torch.enable_grad():
             losses = self._losses(outputs, chunk.targets, num_examples)
             total = losses.sum()
@@ -227,13 +233,13 @@ class LayerwiseEngine:
         }
 
     def _forward(
-        self, parameters: dict[str, Tensor], wanted: Iterable[str], inputs: Tensor
+        self, parameters: dict[str, Tensor], wanted: Iterable[str], inputs: Tensor, shared: Shared
     ) -> tuple[Any, list[LayerCall]]:
         """Run the module and record the calls of layers that have some of these parameters."""
         names = frozenset(wanted)
         layers = [layer for layer, own in self._owned.items() if names.intersection(own.values())]
         images = inputs if self._views == 1 else inputs.flatten(0, 1)
-        return recorded_forward(self._module, parameters, layers, images)
+        return recorded_forward(self._module, parameters, layers, images, shared)
 
     def _losses(self, outputs: Any, targets: Tensor, num_examples: int) -> Tensor:
         """Return the loss of every example, the mean over its views."""
@@ -265,14 +271,21 @@ class LayerwiseEngine:
         key = (inputs.shape[1:], inputs.dtype, self._module.training)
         if key not in self._plans:
             exact = {name for names in self._owned.values() for name in names.values()}
+
+            def forward(rows: int, shared: Shared) -> tuple[Any, list[LayerCall]]:
+                zeros = inputs.new_zeros(rows // self._views, *inputs.shape[1:])
+                return self._forward(parameters, exact, zeros, shared)
+
+            shared = shared_lookups(forward, self._views)
             calls: list[LayerCall] = []
             for num_examples in (2, 3):  # an axis that follows both sizes is the example axis
-                zeros = inputs.new_zeros(num_examples, *inputs.shape[1:])
-                outputs, calls = self._forward(parameters, exact, zeros)
                 length = num_examples * self._views
+                outputs, calls = forward(length, shared)
                 exact -= wrongly_covered(self._owned, parameters, outputs, calls, length)
             explicit = [name for name in self._layout.names if name not in exact]
-            self._plans[key] = _Plan(frozenset(exact), tuple(explicit), self._rows(calls))
+            self._plans[key] = _Plan(
+                frozenset(exact), tuple(explicit), self._rows(calls), shared
+            )
             warn_of_explicit_gradients(self._module, explicit)
         return self._plans[key]
 

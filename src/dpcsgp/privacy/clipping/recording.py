@@ -29,6 +29,7 @@ from dpcsgp.privacy.clipping.recurrent import RECURRENT, recurrent_forward
 from dpcsgp.randomness import torch_seed
 
 Owned = dict[nn.Module, dict[str, str]]  # layer -> attribute -> name of the parameter
+Shared = frozenset[tuple[nn.Module, int]]  # embeddings and which of their calls
 
 
 class LayerCall(NamedTuple):
@@ -70,11 +71,18 @@ def owned_parameters(module: nn.Module) -> Owned:
 
 
 def recorded_forward(
-    module: nn.Module, parameters: Mapping[str, Tensor], layers: Iterable[nn.Module], inputs: Tensor
+    module: nn.Module,
+    parameters: Mapping[str, Tensor],
+    layers: Iterable[nn.Module],
+    inputs: Tensor,
+    shared: Shared,
 ) -> tuple[Any, list[LayerCall]]:
-    """Run the module with these parameters and record the calls of these layers."""
+    """Run the module with these parameters and record the calls of these layers.
+
+    The outputs of `shared` calls, which serve all rows at once, are repeated for every row.
+    """
     calls: list[LayerCall] = []
-    wanted = set(layers)
+    wanted, seen = set(layers), Counter[nn.Module]()
 
     def keep(
         layer: nn.Module, activations: Tensor, output: Tensor, projection: Projection | None = None
@@ -86,10 +94,17 @@ def recorded_forward(
                 LayerCall(layer, activations.detach(), version, edge, output.shape, projection)
             )
 
-    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         values = [value for value in (*args, *kwargs.values()) if value is not None]
-        if len(values) == 1:  # offsets and weights of bags have no closed form
+        if len(values) != 1:  # offsets and weights of bags have no closed form
+            return None
+        seen[layer] += 1
+        if (layer, seen[layer] - 1) not in shared:
             keep(layer, values[0], output)
+            return None
+        repeated = _repeated(output, values[0], len(inputs))
+        keep(layer, _repeated(values[0], values[0], len(inputs)), repeated)
+        return repeated
 
     handles = [
         layer.register_forward_hook(hook, with_kwargs=True, prepend=True)
@@ -106,6 +121,11 @@ def recorded_forward(
         for handle in handles:
             handle.remove()
     return outputs, calls
+
+
+def _repeated(part: Tensor, words: Tensor, rows: int) -> Tensor:
+    """Return what was looked up once for all rows, or its words, with an example axis."""
+    return part.expand(rows, *part.shape[1:] if len(words) == 1 else part.shape)
 
 
 def _composites(module: nn.Module, wanted: set[nn.Module]) -> list[nn.Module]:
