@@ -15,6 +15,7 @@ from dpcsgp.privacy.clipping.ghost_norms import (
     LinearGradSample,
     MaterializedGradSample,
     TiedGradSample,
+    Workspace,
     clip_factors,
     may_sum_positions,
     merge,
@@ -59,12 +60,13 @@ TERMS: dict[str, GradSample] = {
     "outer, explicit": LinearGradSample(normal(5, 60, 4), normal(5, 60, 3)),
     "lookup": lookup(),
     "lookup and outer": merge(
-        [lookup(), LinearGradSample(normal(5, 2, 3, seed=5), normal(5, 2, 6, seed=6))], 5, 18
+        [lookup(), LinearGradSample(normal(5, 2, 3, seed=5), normal(5, 2, 6, seed=6))], 5, 18, Workspace()
     ),
     "two uses": merge(
         [LinearGradSample(normal(5, 2, 8, seed=n), normal(5, 2, 9, seed=7 + n)) for n in range(2)],
         5,
         72,
+        Workspace(),
     ),
     "convolution": convolution(5, 4, 5),
     "convolution, groups": convolution(5, 4, 3, groups=2),
@@ -78,7 +80,7 @@ def test_norms_and_sums_are_those_of_the_gradients(name: str) -> None:
     term = TERMS[name]
     whole = term.materialize(slice(None)).clone()
     factors = torch.tensor([1.0, 0.5, 0.0, 0.25, 2.0], dtype=torch.float64)
-    for form in (term, term.in_best_form()):
+    for form in (term, term.in_best_form(Workspace())):
         torch.testing.assert_close(
             form.norm_squared(), whole.square().sum(dim=1), rtol=1e-9, atol=1e-12
         )
@@ -128,7 +130,7 @@ def test_gradients_are_formed_where_rounding_forbids_ghost_sums(rows: int) -> No
             terms.append(convolution(rows, 32, round(positions**0.5)))
         for term in terms:
             assert may_sum_positions(rows, positions) or isinstance(
-                term.in_best_form(), MaterializedGradSample
+                term.in_best_form(Workspace()), MaterializedGradSample
             )
 
 

@@ -34,6 +34,7 @@ from dpcsgp.privacy.clipping.contract import NORM, Chunk, Loss, Observer, Pass, 
 from dpcsgp.privacy.clipping.ghost_norms import (
     GHOST_SLACK,
     GradSample,
+    Workspace,
     clip_factors,
     may_sum_positions,
     merge,
@@ -47,6 +48,8 @@ from dpcsgp.privacy.clipping.recording import (
     is_random,
     outputs_shown,
     owned_parameters,
+    parameter_slots,
+    trained_composites,
     recorded_forward,
     warn_of_explicit_gradients,
     wrongly_covered,
@@ -99,6 +102,9 @@ class LayerwiseEngine:
         self._most_rows = most_rows
         self._layout = ParameterLayout.of(module)
         self._owned = owned_parameters(module)
+        self._slots = parameter_slots(module)
+        self._composites = trained_composites(module, self._owned)
+        self._memory = Workspace()
         self._plans: dict[tuple[torch.Size, torch.dtype, bool], _Plan] = {}
 
     def slower(self) -> LayerwiseEngine | None:
@@ -210,6 +216,7 @@ class LayerwiseEngine:
         # The backward pass ends at layer outputs: no weight gradient is ever formed.
         edges = [call.edge for call in calls]
         all_backprops = list(torch.autograd.grad(total, edges, allow_unused=True))
+        self._memory.reset()  # what the chunk before held there is summed
         uses: dict[str, list[GradSample]] = {}
         with torch.no_grad():
             while calls:
@@ -228,7 +235,7 @@ class LayerwiseEngine:
                     if owned[attribute] in plan.ghost:
                         uses.setdefault(owned[attribute], []).append(sample)
         return {
-            name: merge(parts, num_examples, parameters[name].numel())
+            name: merge(parts, num_examples, parameters[name].numel(), self._memory)
             for name, parts in uses.items()
         }
 
@@ -239,7 +246,9 @@ class LayerwiseEngine:
         names = frozenset(wanted)
         layers = [layer for layer, own in self._owned.items() if names.intersection(own.values())]
         images = inputs if self._views == 1 else inputs.flatten(0, 1)
-        return recorded_forward(self._module, parameters, layers, images, shared)
+        return recorded_forward(
+            self._module, self._slots, self._composites, parameters, layers, images, shared
+        )
 
     def _losses(self, outputs: Any, targets: Tensor, num_examples: int) -> Tensor:
         """Return the loss of every example, the mean over its views."""

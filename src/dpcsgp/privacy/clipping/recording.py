@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.func import functional_call
 
 from dpcsgp.privacy.clipping.contract import Observer
 from dpcsgp.privacy.clipping.attention import attention_forward
@@ -29,6 +28,7 @@ from dpcsgp.privacy.clipping.recurrent import RECURRENT, recurrent_forward
 from dpcsgp.randomness import torch_seed
 
 Owned = dict[nn.Module, dict[str, str]]  # layer -> attribute -> name of the parameter
+Slot = tuple[nn.Module, str, str]  # layer, attribute, name of the parameter
 Shared = frozenset[tuple[nn.Module, int]]  # embeddings and which of their calls
 
 
@@ -70,8 +70,40 @@ def owned_parameters(module: nn.Module) -> Owned:
     return owned
 
 
+def parameter_slots(module: nn.Module) -> list[Slot]:
+    """Return every place that holds a trainable parameter, with the parameter's name."""
+    names = {id(value): name for name, value in module.named_parameters() if value.requires_grad}
+    return [
+        (layer, attribute, names[id(value)])
+        for layer in module.modules()
+        for attribute, value in layer._parameters.items()
+        if id(value) in names
+    ]
+
+
+@contextmanager
+def _parameters_replaced(slots: Sequence[Slot], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a module compute with other tensors in the place of its trainable parameters.
+
+    What `functional_call` does, without its search through the module at every call.
+    """
+    before = [
+        (layer._parameters, attribute, layer._parameters[attribute])
+        for layer, attribute, _ in slots
+    ]
+    try:
+        for layer, attribute, name in slots:
+            layer._parameters[attribute] = values[name]  # pyright: ignore[reportArgumentType]
+        yield
+    finally:
+        for place, attribute, value in before:
+            place[attribute] = value
+
+
 def recorded_forward(
     module: nn.Module,
+    slots: Sequence[Slot],
+    composites: Iterable[nn.Module],
     parameters: Mapping[str, Tensor],
     layers: Iterable[nn.Module],
     inputs: Tensor,
@@ -112,11 +144,12 @@ def recorded_forward(
         if not isinstance(layer, COMPOSITES)
     ]
     try:
-        with torch.enable_grad(), composites_replaced(_composites(module, wanted), keep):
+        with torch.enable_grad(), composites_replaced(composites, keep):
             # Weights ask for gradients only so that every output has a graph node; none is ever
             # computed.
             leaves = {name: value.requires_grad_() for name, value in parameters.items()}
-            outputs = functional_call(module, leaves, (inputs,))
+            with _parameters_replaced(slots, leaves):
+                outputs = module(inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -128,12 +161,14 @@ def _repeated(part: Tensor, words: Tensor, rows: int) -> Tensor:
     return part.expand(rows, *part.shape[1:] if len(words) == 1 else part.shape)
 
 
-def _composites(module: nn.Module, wanted: set[nn.Module]) -> list[nn.Module]:
-    """Return the layers to be computed by forwards of this package: some part of them is wanted."""
+def trained_composites(module: nn.Module, owned: Owned) -> list[nn.Module]:
+    """Return the layers to be computed by forwards of this package: some part of them is trained."""
     return [
         layer
         for layer in module.modules()
-        if isinstance(layer, COMPOSITES) and wanted.intersection(layer.modules()) and has_rule(layer)
+        if isinstance(layer, COMPOSITES)
+        and has_rule(layer)
+        and not owned.keys().isdisjoint(layer.modules())
     ]
 
 

@@ -29,8 +29,8 @@ State = tuple[Tensor, ...]  # (hidden,), or (hidden, cell) of an LSTM
 class _Gradients(NamedTuple):
     """Loss gradients at what the inputs and what the hidden states give to the gates."""
 
-    given_ETG: Tensor
-    hidden_ETG: Tensor
+    given_TEG: Tensor
+    hidden_TEG: Tensor
     state: State
 
 
@@ -56,34 +56,51 @@ def _lstm_step(_: Tensor, gates_EG: Tensor, state: State) -> tuple[State, State]
     shown = torch.sigmoid(gates_EG[:, 3 * width :])
     kept = torch.addcmul(opened[:, width:] * cell, opened[:, :width], proposed)
     bounded = torch.tanh(kept)
-    return (shown * bounded, kept), (opened, proposed, shown, cell, bounded)
+    return (shown * bounded, kept), ()
 
 
-def _lstm_back(saved: State, weight_GH: Tensor, d_outs_ETH: Tensor, d_last: State) -> _Gradients:
-    opened, proposed, shown, cell, bounded = saved
-    (num_rows, length, width), outs = proposed.shape, d_outs_ETH
-    entry, keep = opened[..., :width], opened[..., width:]
+def _lstm_run(
+    given_TEG: Tensor, weight_GH: Tensor, bias_G: Tensor | None, state: State
+) -> tuple[Tensor, State, State]:
+    """Do all steps without a graph, in memory that the way back needs anyway."""
+    gates_TEG = given_TEG.clone() if bias_G is None else given_TEG + bias_G
+    (hidden, cell), columns = state, weight_GH.t()
+    length, (num_rows, width) = len(given_TEG), state[0].shape
+    cells_TEH = given_TEG.new_empty(length + 1, num_rows, width)
+    bounded_TEH, outs_TEH = (given_TEG.new_empty(length, num_rows, width) for _ in range(2))
+    cells_TEH[0] = cell
+    for t in range(length):
+        gates_EG = gates_TEG[t].addmm_(hidden, columns)
+        gates_EG[:, : 2 * width].sigmoid_()
+        gates_EG[:, 2 * width : 3 * width].tanh_()
+        gates_EG[:, 3 * width :].sigmoid_()
+        entry, keep, proposed, shown = gates_EG.split(width, dim=1)
+        kept = torch.mul(keep, cells_TEH[t], out=cells_TEH[t + 1])
+        torch.tanh(kept.addcmul_(entry, proposed), out=bounded_TEH[t])
+        hidden = torch.mul(shown, bounded_TEH[t], out=outs_TEH[t])
+    return outs_TEH, (hidden.clone(), cells_TEH[-1].clone()), (gates_TEG, cells_TEH, bounded_TEH)
+
+
+def _lstm_back(saved: State, weight_GH: Tensor, d_outs_TEH: Tensor, d_last: State) -> _Gradients:
+    gates_TEG, cells_TEH, bounded = saved
+    length, num_rows, width = bounded.shape
+    entry, keep, proposed, shown = gates_TEG.split(width, dim=2)
     # what a change of the cell state does to three gates, and of the output to the fourth
-    by_cell = torch.stack(
-        [
-            proposed * entry * (1 - entry),
-            cell * keep * (1 - keep),
-            entry * (1 - proposed.square()),
-        ],
-        dim=2,
-    )
-    by_output = bounded * shown * (1 - shown)
+    d_gates = gates_TEG.new_empty(length, num_rows, 4, width)
+    torch.mul(proposed, entry * (1 - entry), out=d_gates[:, :, 0])
+    torch.mul(cells_TEH[:-1], keep * (1 - keep), out=d_gates[:, :, 1])
+    torch.mul(entry, 1 - proposed.square(), out=d_gates[:, :, 2])
+    torch.mul(bounded, shown * (1 - shown), out=d_gates[:, :, 3])
     into_cell = shown * (1 - bounded.square())
-    d_gates = outs.new_empty(num_rows, length, 4, width)
-    d_hidden, d_cell = d_last[0] + outs[:, -1], d_last[1]
+    d_hidden, d_cell = d_last[0] + d_outs_TEH[-1], d_last[1].clone()
     for t in range(length - 1, -1, -1):
-        d_cell = torch.addcmul(d_cell, d_hidden, into_cell[:, t])
-        torch.mul(d_cell[:, None], by_cell[:, t], out=d_gates[:, t, :3])
-        torch.mul(d_hidden, by_output[:, t], out=d_gates[:, t, 3])
-        d_hidden = d_gates[:, t].view(num_rows, -1) @ weight_GH
+        d_cell.addcmul_(d_hidden, into_cell[t])
+        d_gates[t, :, :3].mul_(d_cell[:, None])
+        d_gates[t, :, 3].mul_(d_hidden)
+        d_hidden = d_gates[t].view(num_rows, -1) @ weight_GH
         if t:
-            d_hidden += outs[:, t - 1]
-        d_cell = d_cell * keep[:, t]
+            d_hidden += d_outs_TEH[t - 1]
+        d_cell.mul_(keep[t])
     flat = d_gates.flatten(2)
     return _Gradients(flat, flat, (d_hidden, d_cell))
 
@@ -98,30 +115,25 @@ def _gru_step(given_EG: Tensor, hidden_EG: Tensor, state: State) -> tuple[State,
     return (torch.addcmul(proposed, update, rest),), (reset, update, proposed, recalled, rest)
 
 
-def _gru_back(saved: State, weight_GH: Tensor, d_outs_ETH: Tensor, d_last: State) -> _Gradients:
+def _gru_back(saved: State, weight_GH: Tensor, d_outs_TEH: Tensor, d_last: State) -> _Gradients:
     reset, update, proposed, recalled, rest = saved
-    (num_rows, length, width), outs = proposed.shape, d_outs_ETH
+    length, num_rows, width = proposed.shape
     # what a change of the output does to each gate, through the hidden states and the inputs
     by_proposed = (1 - update) * (1 - proposed.square())
-    by_gates = torch.stack(
-        [
-            by_proposed * recalled * reset * (1 - reset),
-            rest * update * (1 - update),
-            by_proposed * reset,
-        ],
-        dim=2,
-    )
-    d_gates = outs.new_empty(num_rows, length, 3, width)
-    d_states = torch.empty_like(outs)
-    d_hidden = d_last[0] + outs[:, -1]
+    d_gates = proposed.new_empty(length, num_rows, 3, width)
+    torch.mul(by_proposed, recalled * reset * (1 - reset), out=d_gates[:, :, 0])
+    torch.mul(rest, update * (1 - update), out=d_gates[:, :, 1])
+    torch.mul(by_proposed, reset, out=d_gates[:, :, 2])
+    d_states = torch.empty_like(d_outs_TEH)
+    d_hidden = d_last[0] + d_outs_TEH[-1]
     for t in range(length - 1, -1, -1):
-        d_states[:, t] = d_hidden
-        torch.mul(d_hidden[:, None], by_gates[:, t], out=d_gates[:, t])
-        through = d_hidden * update[:, t]
-        d_hidden = torch.addmm(through, d_gates[:, t].view(num_rows, -1), weight_GH)
+        d_states[t] = d_hidden
+        d_gates[t].mul_(d_hidden[:, None])
+        through = d_hidden * update[t]
+        d_hidden = torch.addmm(through, d_gates[t].view(num_rows, -1), weight_GH)
         if t:
-            d_hidden += outs[:, t - 1]
-    given = torch.cat([d_gates[:, :, :2].flatten(2), d_states * by_proposed], dim=2)
+            d_hidden += d_outs_TEH[t - 1]
+    given = torch.cat([d_gates[:, :, :2].flatten(2), d_states.mul_(by_proposed)], dim=2)
     return _Gradients(given, d_gates.flatten(2), (d_hidden,))
 
 
@@ -130,8 +142,8 @@ def _tanh_step(_: Tensor, gates_EG: Tensor, state: State) -> tuple[State, State]
     return (hidden,), (hidden,)
 
 
-def _tanh_back(saved: State, weight_GH: Tensor, d_outs_ETH: Tensor, d_last: State) -> _Gradients:
-    return _simple_back(1 - saved[0].square(), weight_GH, d_outs_ETH, d_last)
+def _tanh_back(saved: State, weight_GH: Tensor, d_outs_TEH: Tensor, d_last: State) -> _Gradients:
+    return _simple_back(1 - saved[0].square(), weight_GH, d_outs_TEH, d_last)
 
 
 def _relu_step(_: Tensor, gates_EG: Tensor, state: State) -> tuple[State, State]:
@@ -139,41 +151,33 @@ def _relu_step(_: Tensor, gates_EG: Tensor, state: State) -> tuple[State, State]
     return (hidden,), (hidden,)
 
 
-def _relu_back(saved: State, weight_GH: Tensor, d_outs_ETH: Tensor, d_last: State) -> _Gradients:
-    return _simple_back((saved[0] > 0).to(d_outs_ETH), weight_GH, d_outs_ETH, d_last)
+def _relu_back(saved: State, weight_GH: Tensor, d_outs_TEH: Tensor, d_last: State) -> _Gradients:
+    return _simple_back((saved[0] > 0).to(d_outs_TEH), weight_GH, d_outs_TEH, d_last)
 
 
 def _simple_back(
-    slopes_ETH: Tensor, weight_GH: Tensor, d_outs_ETH: Tensor, d_last: State
+    slopes_TEH: Tensor, weight_GH: Tensor, d_outs_TEH: Tensor, d_last: State
 ) -> _Gradients:
-    d_gates = torch.empty_like(d_outs_ETH)
-    length = d_outs_ETH.shape[1]
-    d_hidden = d_last[0] + d_outs_ETH[:, -1]
-    for t in range(length - 1, -1, -1):
-        torch.mul(d_hidden, slopes_ETH[:, t], out=d_gates[:, t])
-        d_hidden = d_gates[:, t] @ weight_GH
+    d_gates = slopes_TEH
+    d_hidden = d_last[0] + d_outs_TEH[-1]
+    for t in range(len(d_gates) - 1, -1, -1):
+        d_hidden = d_gates[t].mul_(d_hidden) @ weight_GH
         if t:
-            d_hidden += d_outs_ETH[:, t - 1]
+            d_hidden += d_outs_TEH[t - 1]
     return _Gradients(d_gates, d_gates, (d_hidden,))
 
 
-_CELLS: Final = {
-    "LSTM": _Cell(4, True, _lstm_step, _lstm_back),
-    "GRU": _Cell(3, False, _gru_step, _gru_back),
-    "RNN_TANH": _Cell(1, True, _tanh_step, _tanh_back),
-    "RNN_RELU": _Cell(1, True, _relu_step, _relu_back),
-}
-RECURRENT: Final = (nn.LSTM, nn.GRU, nn.RNN)
-
-
 def _run(
-    cell: _Cell, given_ETG: Tensor, weight_GH: Tensor, bias_G: Tensor | None, state: State
+    cell: _Cell, given_TEG: Tensor, weight_GH: Tensor, bias_G: Tensor | None, state: State
 ) -> tuple[Tensor, State, list[State]]:
-    """Return the hidden states after all steps, the last state, and what the way back needs."""
+    """Do all steps in plain operations.
+
+    Return the hidden states after all steps, the last state, and what the way back needs.
+    """
     if cell.joint and bias_G is not None:
-        given_ETG = given_ETG + bias_G
+        given_TEG = given_TEG + bias_G
     columns, hidden_states, saved = weight_GH.t(), [], []
-    for given_EG in given_ETG.unbind(1):
+    for given_EG in given_TEG.unbind():
         if cell.joint:
             hidden_EG = torch.addmm(given_EG, state[0], columns)
         elif bias_G is not None:
@@ -183,7 +187,16 @@ def _run(
         state, kept = cell.step(given_EG, hidden_EG, state)
         hidden_states.append(state[0])
         saved.append(kept)
-    return torch.stack(hidden_states, dim=1), state, saved
+    return torch.stack(hidden_states), state, saved
+
+
+_CELLS: Final = {
+    "LSTM": _Cell(4, True, _lstm_step, _lstm_back),
+    "GRU": _Cell(3, False, _gru_step, _gru_back),
+    "RNN_TANH": _Cell(1, True, _tanh_step, _tanh_back),
+    "RNN_RELU": _Cell(1, True, _relu_step, _relu_back),
+}
+RECURRENT: Final = (nn.LSTM, nn.GRU, nn.RNN)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -197,26 +210,28 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any,
         cell: _Cell,
-        given_ETG: Tensor,
-        slot_ETG: Tensor,
+        given_TEG: Tensor,
+        slot_TEG: Tensor,
         weight_GH: Tensor,
         bias_G: Tensor | None,
         *state: Tensor,
     ) -> tuple[Tensor, ...]:
-        outs_ETH, last, saved = _run(cell, given_ETG, weight_GH, bias_G, state)
+        if cell.joint and cell.gates == 4:
+            outs_TEH, last, kept = _lstm_run(given_TEG, weight_GH, bias_G, state)
+        else:
+            outs_TEH, last, saved = _run(cell, given_TEG, weight_GH, bias_G, state)
+            kept = tuple(torch.stack(parts) for parts in zip(*saved, strict=True))
         ctx.cell = cell
-        ctx.save_for_backward(
-            weight_GH, *(torch.stack(parts, dim=1) for parts in zip(*saved, strict=True))
-        )
-        return outs_ETH, *last
+        ctx.save_for_backward(weight_GH, *kept)
+        return outs_TEH, *last
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Any, ...]:
         weight_GH, *saved = ctx.saved_tensors
-        d_outs_ETH, *d_last = d_outputs
-        found = ctx.cell.back(tuple(saved), weight_GH, d_outs_ETH, tuple(d_last))
-        return None, found.given_ETG, found.hidden_ETG, None, None, *found.state
+        d_outs_TEH, *d_last = d_outputs
+        found = ctx.cell.back(tuple(saved), weight_GH, d_outs_TEH, tuple(d_last))
+        return None, found.given_TEG, found.hidden_TEG, None, None, *found.state
 
 
 def has_closed_form(layer: nn.RNNBase) -> bool:
@@ -257,7 +272,7 @@ def recurrent_forward(
         )
     if inputs.dim() == 2:  # one sequence without examples: as torch does it, and not recorded
         return type(layer).forward(layer, inputs, state)
-    outs = inputs if layer.batch_first else inputs.transpose(0, 1)
+    outs = (inputs.transpose(0, 1) if layer.batch_first else inputs).contiguous()
     first = _initial(layer, outs, state)
     directions = 2 if layer.bidirectional else 1
     names, lasts = _names(layer), []
@@ -273,16 +288,16 @@ def recurrent_forward(
             lasts.append(last)
         outs = torch.cat(found, dim=2) if directions == 2 else found[0]
     final = tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
-    outs = outs if layer.batch_first else outs.transpose(0, 1)
+    outs = outs.transpose(0, 1) if layer.batch_first else outs
     return outs, final if isinstance(layer, nn.LSTM) else final[0]
 
 
-def _initial(layer: nn.RNNBase, inputs_ETI: Tensor, state: Any) -> State:
-    """Return the state before the first step: (layers x directions, E, H) each, zeros if not given."""
+def _initial(layer: nn.RNNBase, inputs_TEI: Tensor, state: Any) -> State:
+    """Return the state before the first step, zeros if not given: (layers x directions, E, H)."""
     if state is not None:
         return tuple(state) if isinstance(layer, nn.LSTM) else (state,)
     count = layer.num_layers * (2 if layer.bidirectional else 1)
-    zeros = inputs_ETI.new_zeros(count, len(inputs_ETI), layer.hidden_size)
+    zeros = inputs_TEI.new_zeros(count, inputs_TEI.shape[1], layer.hidden_size)
     return (zeros, zeros) if isinstance(layer, nn.LSTM) else (zeros,)
 
 
@@ -290,7 +305,7 @@ def _one_way(
     layer: nn.RNNBase,
     record: Record | None,
     names: tuple[str, str, str | None, str | None],
-    inputs_ETI: Tensor,
+    inputs_TEI: Tensor,
     state: State,
     backward: bool,
 ) -> tuple[Tensor, State]:
@@ -298,16 +313,18 @@ def _one_way(
     cell = _CELLS[layer.mode]
     weight_ih, weight_hh, bias_ih, bias_hh = (name and getattr(layer, name) for name in names)
     if backward:
-        inputs_ETI = inputs_ETI.flip(1)
-    given_ETG = F.linear(inputs_ETI, weight_ih, bias_ih)
+        inputs_TEI = inputs_TEI.flip(0)
+    given_TEG = F.linear(inputs_TEI, weight_ih, bias_ih)
     if record is None:
-        outs_ETH, last, _ = _run(cell, given_ETG, weight_hh, bias_hh, state)
+        outs_TEH, last, _ = _run(cell, given_TEG, weight_hh, bias_hh, state)
     else:
-        slot_ETG = given_ETG.new_zeros((), requires_grad=True).expand_as(given_ETG)
-        outs_ETH, *last = _Recurrence.apply(  # pyright: ignore[reportGeneralTypeIssues]
-            cell, given_ETG, slot_ETG, weight_hh, bias_hh, *state
+        # There and back again: what is recorded has the examples first.
+        given_ETG = given_TEG.transpose(0, 1)
+        slot_ETG = given_TEG.new_zeros((), requires_grad=True).expand_as(given_ETG)
+        record(layer, inputs_TEI.transpose(0, 1), given_ETG, Projection(names[0], names[2]))
+        outs_TEH, *last = _Recurrence.apply(  # pyright: ignore[reportGeneralTypeIssues]
+            cell, given_ETG.transpose(0, 1), slot_ETG.transpose(0, 1), weight_hh, bias_hh, *state
         )
-        before_ETH = torch.cat([state[0][:, None], outs_ETH[:, :-1]], dim=1)
-        record(layer, inputs_ETI, given_ETG, Projection(names[0], names[2]))
-        record(layer, before_ETH, slot_ETG, Projection(names[1], names[3]))
-    return (outs_ETH.flip(1) if backward else outs_ETH), tuple(last)
+        before_TEH = torch.cat([state[0][None], outs_TEH[:-1]])
+        record(layer, before_TEH.transpose(0, 1), slot_ETG, Projection(names[1], names[3]))
+    return (outs_TEH.flip(0) if backward else outs_TEH), tuple(last)
