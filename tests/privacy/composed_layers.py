@@ -100,7 +100,7 @@ class CrossAttention(nn.Module):
 
 
 class Conv1D(nn.Module):
-    """A stand-in for the layer of transformers that has this name: a weight of (inputs, outputs)."""
+    """A stand-in for the layer of this name of transformers: its weight is (inputs, outputs)."""
 
     def __init__(self, outputs: int, inputs: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Decoder(nn.Module):
         return self.layer(x, x[:, :2].tanh()).flatten(1)
 
 
-def _recurrent(kind: type[nn.RNNBase], given_state: bool = False, **settings: Any) -> Case:
+def _recurrent(kind: Callable[..., nn.RNNBase], given_state: bool = False, **settings: Any) -> Case:
     return (lambda: Recurrent(kind(3, 4, **settings), given_state)), (5, 3)
 
 

@@ -50,7 +50,9 @@ def per_example_gradients(
     for views, target in zip(inputs, targets, strict=True):  # one by one: no layer is in the way
         outputs = functional_call(module, leaves, (views,))
         value = loss(outputs, target.expand(len(views), *target.shape)).mean()
-        found = torch.autograd.grad(value, [leaves[name] for name in layout.names], allow_unused=True)
+        found = torch.autograd.grad(
+            value, [leaves[name] for name in layout.names], allow_unused=True
+        )
         parts = zip(layout.names, found, strict=True)
         rows.append(
             torch.cat(

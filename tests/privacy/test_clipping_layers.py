@@ -165,7 +165,7 @@ def test_a_layer_made_of_linear_maps_may_be_frozen_in_part(name: str) -> None:
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("views", [1, 2])
 def test_recurrent_layers_work_beside_parameters_without_closed_form(
-    kind: type[nn.RNNBase], views: int
+    kind: Callable[..., nn.RNNBase], views: int
 ) -> None:
     torch.manual_seed(0)
     module = Mixed(Recurrent(kind(3, 4, batch_first=True)))

@@ -91,7 +91,7 @@ class Tokens(nn.Module):
 class Recurrent(nn.Module):
     """A recurrent layer and a readout."""
 
-    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase], **settings: Any) -> None:
         super().__init__()
         self.layer = kind(3, 4, batch_first=True, **settings)
         self.out = nn.Linear(8 if self.layer.bidirectional else 4, 1)

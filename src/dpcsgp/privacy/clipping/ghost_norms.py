@@ -52,6 +52,7 @@ _DOUBLE_MARGIN: Final = 2.0**-24
 _TINY: Final = 2.0**-100
 GHOST_SLACK: Final = 0.0165  # share of the clip norm that rounding of ghost sums may take
 _ALIGNED: Final = 16  # parts of a workspace begin at a multiple of so many numbers
+_POOLED: Final = 1024  # coordinates of parameters that are measured and summed together
 _MEMORY_RATIO: Final = 4  # per-example gradients may take so many times the activations' memory
 
 
@@ -337,6 +338,25 @@ class TiedGradSample:
 
     def _runs(self) -> Iterator[slice]:
         return slices(self.num_examples, 2 * self.num_coordinates)
+
+
+def pool(samples: dict[str, GradSample]) -> tuple[dict[str, int], MaterializedGradSample | None]:
+    """Take small formed gradients out of the samples and put them side by side.
+
+    One norm and one sum then serve all biases and scales. Returns the names with their coordinates.
+    """
+    small = {
+        name: sample
+        for name, sample in samples.items()
+        if isinstance(sample, MaterializedGradSample) and sample.gradient_EP.shape[1] <= _POOLED
+    }
+    if len(small) < 2:
+        return {}, None
+    for name in small:
+        del samples[name]
+    sizes = {name: sample.gradient_EP.shape[1] for name, sample in small.items()}
+    together_EP = torch.cat([sample.gradient_EP for sample in small.values()], dim=1)
+    return sizes, MaterializedGradSample(together_EP)
 
 
 def merge(

@@ -29,6 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dpcsgp.errors import ModelError
+from dpcsgp.modes import frozen_statistics
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping.contract import NORM, Chunk, Loss, Observer, Pass, check_losses
 from dpcsgp.privacy.clipping.ghost_norms import (
@@ -38,6 +40,7 @@ from dpcsgp.privacy.clipping.ghost_norms import (
     clip_factors,
     may_sum_positions,
     merge,
+    pool,
 )
 from dpcsgp.privacy.clipping.layer_rules import grad_samples, has_rule, positions
 from dpcsgp.privacy.clipping.materialized import ExampleLoss, materialized_sums
@@ -49,8 +52,8 @@ from dpcsgp.privacy.clipping.recording import (
     outputs_shown,
     owned_parameters,
     parameter_slots,
-    trained_composites,
     recorded_forward,
+    trained_composites,
     warn_of_explicit_gradients,
     wrongly_covered,
 )
@@ -65,6 +68,7 @@ _FEWEST_ROWS: Final = 32
 # rows of the chunks that are summed in float32 before double precision takes over
 _GROUPED_ROWS: Final = 256
 _MOST_GROUPED: Final = 64
+_POOLED: Final = ""  # the name of several parameters together: no parameter has it
 _KEPT_FLOATS: Final = 2**25  # per-example gradients that may be held at a time
 
 
@@ -105,6 +109,7 @@ class LayerwiseEngine:
         self._slots = parameter_slots(module)
         self._composites = trained_composites(module, self._owned)
         self._memory = Workspace()
+        self._still = frozen_statistics(module)
         self._plans: dict[tuple[torch.Size, torch.dtype, bool], _Plan] = {}
 
     def slower(self) -> LayerwiseEngine | None:
@@ -131,7 +136,16 @@ class LayerwiseEngine:
         return 1, self._chunk_rows(plan, shape.places)
 
     def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
-        """Find the ghost norms and the rows of a chunk for inputs (N, E, ...) of this shape."""
+        """Find the ghost norms and the rows of a chunk for inputs (N, E, ...) of this shape.
+
+        Raises:
+            ModelError: if a layer with frozen statistics was put into train() mode: it mixes rows.
+        """
+        if any(layer.training for layer in self._still):
+            raise ModelError(
+                "model: batch normalisation was put into train() mode after the start, where it "
+                "mixes examples; keep it in eval() mode"
+            )
         self._plan(self._parameters_of(parameters_ND, 0), inputs[0])
 
     def pass_sum(self, batch: Pass, observe: Observer | None = None) -> Tensor:
@@ -178,6 +192,9 @@ class LayerwiseEngine:
         """Return each parameter's clipped sum over the present rows of one chunk."""
         parameters, plan, clip_norm, observe = node
         samples = self._grad_samples(node, chunk) if plan.ghost else {}
+        sizes, pooled = pool(samples)
+        if pooled is not None:
+            samples[_POOLED] = pooled
         # Norms first, over all parameters: one factor per example scales its whole gradient.
         squares_E = torch.zeros(len(chunk.inputs), dtype=torch.float64, device=chunk.inputs.device)
         margins_E = torch.zeros_like(squares_E)
@@ -201,6 +218,9 @@ class LayerwiseEngine:
             while samples:  # each frees its activations as soon as it is summed
                 name, sample = samples.popitem()
                 sums[name] = sample.weighted_sum(factors_E)
+        if pooled is not None:
+            parts = sums.pop(_POOLED).split(list(sizes.values()))
+            sums.update(zip(sizes, parts, strict=True))
         return sums
 
     def _grad_samples(self, node: _Node, chunk: Chunk) -> dict[str, GradSample]:
@@ -292,9 +312,7 @@ class LayerwiseEngine:
                 outputs, calls = forward(length, shared)
                 exact -= wrongly_covered(self._owned, parameters, outputs, calls, length)
             explicit = [name for name in self._layout.names if name not in exact]
-            self._plans[key] = _Plan(
-                frozenset(exact), tuple(explicit), self._rows(calls), shared
-            )
+            self._plans[key] = _Plan(frozenset(exact), tuple(explicit), self._rows(calls), shared)
             warn_of_explicit_gradients(self._module, explicit)
         return self._plans[key]
 

@@ -2,8 +2,9 @@
 
 A forward hook keeps the inputs of every layer with a ghost norm, and where its output lies in the
 graph. Recurrent layers and attention, which are made of linear maps, compute the same function by a
-forward of this package instead, which keeps the inputs of every map. The same record tells which parameters ghost norms would get wrong: a parameter used past its
-own layer, or a layer whose first axis is not the examples.
+forward of this package instead, which keeps the inputs of every map. The same record tells which
+parameters ghost norms would get wrong: a parameter used past its own layer, or a layer whose first
+axis is not the examples.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from dpcsgp.privacy.clipping.contract import Observer
 from dpcsgp.privacy.clipping.attention import attention_forward
+from dpcsgp.privacy.clipping.contract import Observer
 from dpcsgp.privacy.clipping.layer_rules import COMPOSITES, has_rule
 from dpcsgp.privacy.clipping.projections import Projection, Record
 from dpcsgp.privacy.clipping.recurrent import RECURRENT, recurrent_forward
@@ -162,7 +163,7 @@ def _repeated(part: Tensor, words: Tensor, rows: int) -> Tensor:
 
 
 def trained_composites(module: nn.Module, owned: Owned) -> list[nn.Module]:
-    """Return the layers to be computed by forwards of this package: some part of them is trained."""
+    """Return the layers, trained at least in part, to be computed by forwards of this package."""
     return [
         layer
         for layer in module.modules()
@@ -185,10 +186,10 @@ def composites_replaced(layers: Iterable[nn.Module], record: Record | None) -> I
     try:
         for layer in layers:
             if isinstance(layer, RECURRENT):
-                layer.forward = partial(recurrent_forward, layer, record)
+                setattr(layer, "forward", partial(recurrent_forward, layer, record))  # noqa: B010
                 kept.append(layer)
             elif isinstance(layer, nn.MultiheadAttention) and record is not None:
-                layer.forward = partial(attention_forward, layer, record)
+                setattr(layer, "forward", partial(attention_forward, layer, record))  # noqa: B010
                 kept.append(layer)
         yield
     finally:

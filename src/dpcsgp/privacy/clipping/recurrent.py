@@ -43,10 +43,10 @@ class _Cell:
     Where gates are a function of given + hidden, `joint` is true and `hidden` holds the sum.
     """
 
-    gates: int
     joint: bool
     step: Callable[[Tensor, Tensor, State], tuple[State, State]]
     back: Callable[[State, Tensor, Tensor, State], _Gradients]
+    run: Callable[..., tuple[Tensor, State, State]] | None = None  # all steps, without a graph
 
 
 def _lstm_step(_: Tensor, gates_EG: Tensor, state: State) -> tuple[State, State]:
@@ -191,10 +191,10 @@ def _run(
 
 
 _CELLS: Final = {
-    "LSTM": _Cell(4, True, _lstm_step, _lstm_back),
-    "GRU": _Cell(3, False, _gru_step, _gru_back),
-    "RNN_TANH": _Cell(1, True, _tanh_step, _tanh_back),
-    "RNN_RELU": _Cell(1, True, _relu_step, _relu_back),
+    "LSTM": _Cell(True, _lstm_step, _lstm_back, _lstm_run),
+    "GRU": _Cell(False, _gru_step, _gru_back),
+    "RNN_TANH": _Cell(True, _tanh_step, _tanh_back),
+    "RNN_RELU": _Cell(True, _relu_step, _relu_back),
 }
 RECURRENT: Final = (nn.LSTM, nn.GRU, nn.RNN)
 
@@ -216,8 +216,8 @@ class _Recurrence(torch.autograd.Function):
         bias_G: Tensor | None,
         *state: Tensor,
     ) -> tuple[Tensor, ...]:
-        if cell.joint and cell.gates == 4:
-            outs_TEH, last, kept = _lstm_run(given_TEG, weight_GH, bias_G, state)
+        if cell.run is not None:
+            outs_TEH, last, kept = cell.run(given_TEG, weight_GH, bias_G, state)
         else:
             outs_TEH, last, saved = _run(cell, given_TEG, weight_GH, bias_G, state)
             kept = tuple(torch.stack(parts) for parts in zip(*saved, strict=True))
@@ -227,7 +227,9 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Any, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *d_outputs: Tensor
+    ) -> tuple[Any, ...]:
         weight_GH, *saved = ctx.saved_tensors
         d_outs_TEH, *d_last = d_outputs
         found = ctx.cell.back(tuple(saved), weight_GH, d_outs_TEH, tuple(d_last))
@@ -259,21 +261,21 @@ def _names(layer: nn.RNNBase) -> list[tuple[str, str, str | None, str | None]]:
 
 
 def recurrent_forward(
-    layer: nn.RNNBase, record: Record | None, inputs: Any, state: Any = None
+    layer: nn.RNNBase, record: Record | None, input: Any, hx: Any = None
 ) -> tuple[Tensor, Any]:
     """Compute what the layer computes, and record the linear maps of all steps.
 
     Without `record`, in plain operations that torch.func can batch.
     """
-    if isinstance(inputs, PackedSequence):
+    if isinstance(input, PackedSequence):
         raise ModelError(
             f"model: a packed sequence in {type(layer).__name__} has shapes that depend on private "
             "data; give padded sequences of one public length, and pick the last step by a mask"
         )
-    if inputs.dim() == 2:  # one sequence without examples: as torch does it, and not recorded
-        return type(layer).forward(layer, inputs, state)
-    outs = (inputs.transpose(0, 1) if layer.batch_first else inputs).contiguous()
-    first = _initial(layer, outs, state)
+    if input.dim() == 2:  # one sequence without examples: as torch does it, and not recorded
+        return type(layer).forward(layer, input, hx)
+    outs = (input.transpose(0, 1) if layer.batch_first else input).contiguous()
+    first = _initial(layer, outs, hx)
     directions = 2 if layer.bidirectional else 1
     names, lasts = _names(layer), []
     for number in range(layer.num_layers):
@@ -311,7 +313,10 @@ def _one_way(
 ) -> tuple[Tensor, State]:
     """Run one layer in one direction over time."""
     cell = _CELLS[layer.mode]
-    weight_ih, weight_hh, bias_ih, bias_hh = (name and getattr(layer, name) for name in names)
+    weight_ih, weight_hh, bias_ih, bias_hh = (
+        None if name is None else getattr(layer, name) for name in names
+    )
+    assert weight_ih is not None and weight_hh is not None
     if backward:
         inputs_TEI = inputs_TEI.flip(0)
     given_TEG = F.linear(inputs_TEI, weight_ih, bias_ih)
