@@ -83,7 +83,7 @@ def test_packed_sequences_are_refused_with_a_way_out(tmp_path: Path) -> None:
         fit(Packed(), (5, 3), tmp_path / "run")
 
 
-def pretrained() -> nn.Module:
+def pretrained() -> Any:
     """Return a backbone with frozen batch normalisation, and a head to be trained."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU())
