@@ -282,6 +282,9 @@ class Positions(nn.Module):
             words = words + self.places(numbers)[None]
         elif self.way == "one for all":
             words = words + self.places(numbers[None])[0]
+        elif self.way == "divided":
+            table = self.places(numbers)
+            words = words + table / len(table)
         elif self.way == "summed":
             words = words + self.places(numbers).sum(dim=0)
         return self.out(torch.tanh(words))
@@ -297,7 +300,7 @@ def test_lookups_that_serve_all_rows_at_once_are_exact(way: str, length: int, vi
         check(Positions(way), (length,), views, integers=5)
 
 
-@pytest.mark.parametrize("way", ["axis added", "one for all", "summed"])
+@pytest.mark.parametrize("way", ["axis added", "one for all", "divided", "summed"])
 def test_lookups_whose_copies_would_not_be_the_rows_own_fall_back(way: str) -> None:
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match=r"places\.weight"):
@@ -373,6 +376,28 @@ def test_anything_else_falls_back_and_says_so(name: str, views: int) -> None:
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match=message):
         check(build(), shape, views)
+
+
+def test_torchs_short_cut_for_attention_is_not_taken_with_private_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In eval() mode a frozen encoder would pack rows by their lengths."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the short cut was taken")
+
+    for name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"):
+        monkeypatch.setattr(torch, name, fail)
+    layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True).requires_grad_(False)
+    module = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Flatten(), nn.Linear(12, 2)).eval()
+    engine, flat_D = layerwise(module, squared), ParameterLayout.of(module).flatten(module)
+    present = torch.ones(1, 2, dtype=torch.bool)
+    before = torch.backends.mha.get_fastpath_enabled()
+    engine.clipped_sum(flat_D[None], torch.randn(1, 2, 3, 4), torch.zeros(1, 2, 1), present, 1.0)
+    assert torch.backends.mha.get_fastpath_enabled() == before
+    if before:
+        with pytest.raises(AssertionError, match="short cut"), torch.no_grad():
+            module(torch.randn(2, 3, 4))
 
 
 def test_a_layer_with_another_forward_is_not_trusted() -> None:

@@ -37,7 +37,7 @@ def test_the_layers_that_the_page_calls_slow_have_no_closed_form() -> None:
 
 
 OPTIONS: dict[str, Callable[[], nn.Module]] = {
-    "LSTM(proj_size=...)": lambda: nn.LSTM(3, 4, proj_size=2),
+    "LSTM(proj_size=...)": lambda: nn.LSTM(3, 4, proj_size=2),  # torch.func has none either
     "MultiheadAttention(kdim=...)": lambda: nn.MultiheadAttention(4, 2, kdim=3),
     "add_bias_kv": lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True),
     'EmbeddingBag(mode="max")': lambda: nn.EmbeddingBag(3, 2, mode="max"),

@@ -212,21 +212,22 @@ def _compare(name: str, case: Case, quick: bool) -> tuple[list[Ratio], list[str]
     ways: dict[str, Callable[[], object]] = {plain: work.plain(), name: work.private(secure=True)}
     with ExitStack() as stack:
         if opacus_modes.is_installed() and not quick:
-            for mode in _PEERS:
-                peer = stack.enter_context(Peer(f"model {name}", mode))
+            # all processes start at once: importing takes longer than measuring
+            peers = [stack.enter_context(Peer(f"model {name}", mode)) for mode in _PEERS]
+            for peer in peers:
                 try:
                     peer()
                 except DpcsgpError:  # does not run with this model
                     continue
-                ways[f"Opacus {mode}"] = peer
-        times = measure(ways, 2 if quick else 5, settle=not quick)
+                ways[f"Opacus {peer.name}"] = peer
+        times = measure(ways, 2 if quick else 3, settle=not quick)
     note = f"batch {work.batch_size} of {work.examples_per_node}, processor time"
     ratios = [compare("models", times, name, plain, clock="cpu", limit=case.limit, note=note)]
-    peers = [way for way in times if way not in (name, plain)]
-    if not peers:
+    others = [way for way in times if way not in (name, plain)]
+    if not others:
         without = opacus_modes.is_installed() and not quick
         return ratios, [f"{name}: no mode of Opacus runs it"] if without else []
-    best = min(peers, key=lambda way: times[way].median("cpu"))
+    best = min(others, key=lambda way: times[way].median("cpu"))
     best_note = f"{note}; its best mode here"
     ratios.append(
         compare("models", times, name, best, clock="cpu", limit=1.0, at_least=True, note=best_note)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 from dpcsgp.errors import DpcsgpError
@@ -54,7 +55,8 @@ class Peer:
         assert self._process.stdin and self._process.stdout
         self._process.kill()
         self._process.wait()
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it had ended before it read the last line
+            self._process.stdin.close()
         self._process.stdout.close()
 
 

@@ -57,6 +57,7 @@ from dpcsgp.privacy.clipping.recording import (
     warn_of_explicit_gradients,
     wrongly_covered,
 )
+from dpcsgp.privacy.clipping.recurrent import RECURRENT
 from dpcsgp.privacy.clipping.shared_lookups import shared_lookups
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
 
@@ -285,7 +286,11 @@ class LayerwiseEngine:
             name: value.detach() for name, value in node.parameters.items() if name not in explicit
         }
 
-        recurrent = [layer for layer in self._module.modules() if has_rule(layer)]
+        recurrent = [
+            layer
+            for layer in self._module.modules()
+            if isinstance(layer, RECURRENT) and has_rule(layer)
+        ]
 
         def example_loss(free: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
             batch = example[None] if self._views == 1 else example

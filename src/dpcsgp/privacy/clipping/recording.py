@@ -269,10 +269,7 @@ def outputs_shown(module: nn.Module, length: int, observe: Observer | None) -> I
 
 def is_random(module: nn.Module, public: Tensor) -> bool:
     """Tell whether outputs for the same inputs (K, ...) change when torch's generator moves on."""
-    if not any(
-        isinstance(layer, nn.modules.dropout._DropoutNd) or not _is_builtin(layer)
-        for layer in module.modules()
-    ):
+    if not any(_may_be_random(layer) for layer in module.modules()):
         return False
     probe, found = copy.deepcopy(module), []
     for purpose in ("one", "other"):
@@ -283,8 +280,11 @@ def is_random(module: nn.Module, public: Tensor) -> bool:
     )
 
 
-def _is_builtin(layer: nn.Module) -> bool:
-    return type(layer).__module__.startswith("torch.nn.modules.")
+def _may_be_random(layer: nn.Module) -> bool:
+    builtin = type(layer).__module__.startswith("torch.nn.modules.")
+    # recurrent layers and attention keep their rate of Dropout as a number
+    drops = isinstance(layer, nn.modules.dropout._DropoutNd) or bool(getattr(layer, "dropout", 0))
+    return drops or not builtin
 
 
 def tensors_of(outputs: Any) -> Iterator[Tensor]:

@@ -40,7 +40,8 @@ class _Cell:
     """One kind of cell: a step, and the way back over all steps.
 
     `step(given, hidden, state)` returns the next state and what the way back needs of this step.
-    Where gates are a function of given + hidden, `joint` is true and `hidden` holds the sum.
+    Where gates are a function of given + hidden, `joint` is true, `hidden` holds the sum, and both
+    biases are part of what is given.
     """
 
     joint: bool
@@ -60,17 +61,17 @@ def _lstm_step(_: Tensor, gates_EG: Tensor, state: State) -> tuple[State, State]
 
 
 def _lstm_run(
-    given_TEG: Tensor, weight_GH: Tensor, bias_G: Tensor | None, state: State
+    given_TEG: Tensor, weight_GH: Tensor, _: Tensor | None, state: State
 ) -> tuple[Tensor, State, State]:
     """Do all steps without a graph, in memory that the way back needs anyway."""
-    gates_TEG = given_TEG.clone() if bias_G is None else given_TEG + bias_G
+    gates_TEG = torch.empty_like(given_TEG)
     (hidden, cell), columns = state, weight_GH.t()
     length, (num_rows, width) = len(given_TEG), state[0].shape
     cells_TEH = given_TEG.new_empty(length + 1, num_rows, width)
     bounded_TEH, outs_TEH = (given_TEG.new_empty(length, num_rows, width) for _ in range(2))
     cells_TEH[0] = cell
     for t in range(length):
-        gates_EG = gates_TEG[t].addmm_(hidden, columns)
+        gates_EG = torch.addmm(given_TEG[t], hidden, columns, out=gates_TEG[t])
         gates_EG[:, : 2 * width].sigmoid_()
         gates_EG[:, 2 * width : 3 * width].tanh_()
         gates_EG[:, 3 * width :].sigmoid_()
@@ -174,8 +175,6 @@ def _run(
 
     Return the hidden states after all steps, the last state, and what the way back needs.
     """
-    if cell.joint and bias_G is not None:
-        given_TEG = given_TEG + bias_G
     columns, hidden_states, saved = weight_GH.t(), [], []
     for given_EG in given_TEG.unbind():
         if cell.joint:
@@ -319,6 +318,8 @@ def _one_way(
     assert weight_ih is not None and weight_hh is not None
     if backward:
         inputs_TEI = inputs_TEI.flip(0)
+    if cell.joint and bias_hh is not None:  # both biases are added to the same sum
+        bias_ih, bias_hh = bias_ih + bias_hh, None
     given_TEG = F.linear(inputs_TEI, weight_ih, bias_ih)
     if record is None:
         outs_TEH, last, _ = _run(cell, given_TEG, weight_hh, bias_hh, state)
