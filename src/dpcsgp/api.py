@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import ConfigError, DataError, DivergenceError, ModelError
+from dpcsgp.modes import uncompiled
 from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
 from dpcsgp.privacy import ReleaseEvent, read_ledgers, releases_by_node
 from dpcsgp.records.ending import Ending
@@ -248,6 +249,7 @@ def load_model(
         facts = declared_facts(config)
         model = build_model(config.task.model, facts.input_shape, facts.num_classes)
     elif config.task.name == "own":
+        model = uncompiled(model)
         refuse_other_model(folder, config, model)
     return filled_module(model, stored_model(folder, node))
 

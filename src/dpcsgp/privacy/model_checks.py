@@ -16,6 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from dpcsgp.errors import ModelError
+from dpcsgp.modes import has_frozen_statistics
 
 
 def check_model(module: nn.Module) -> None:
@@ -41,9 +42,14 @@ def label(name: str, layer: nn.Module) -> str:
 def _problem(layer: nn.Module) -> str | None:
     """Return what is wrong with one layer and how to mend it."""
     # Statistics over the batch or kept from one batch to the next.
+    if has_frozen_statistics(layer):
+        return None
     if isinstance(layer, _BatchNorm):
         group_norm = _group_norm(layer.num_features)
-        return f"it normalises over the batch, which mixes examples; replace it by {group_norm}"
+        return (
+            "it normalises over the batch, which mixes examples; keep what it learned from public "
+            f"data with layer.requires_grad_(False).eval(), or replace it by {group_norm}"
+        )
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
         settings = f"{layer.num_features}, affine={layer.affine}, track_running_stats=False"
         fixed = f"nn.{type(layer).__name__}({settings})"
@@ -123,7 +129,7 @@ def _warn(module: nn.Module) -> None:
     dropout = [
         label(name, layer)
         for name, layer in layers
-        if isinstance(layer, nn.modules.dropout._DropoutNd)
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0
     ]
     if dropout:
         warnings.warn(

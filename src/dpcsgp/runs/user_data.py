@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
+from dpcsgp.modes import evaluation_mode
 from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
 from dpcsgp.runs.facts import Facts
 from dpcsgp.tasks import LossPerExample, Supervised
@@ -163,10 +164,8 @@ class UserData:
 
     def _check_labels(self, module: nn.Module) -> None:
         # eval() for one forward pass, so that Dropout and the like keep quiet.
-        mode = module.training
-        with torch.no_grad():
-            num_outputs = module.eval()(self.example[0][None]).shape[1]
-        module.train(mode)
+        with torch.no_grad(), evaluation_mode(module):
+            num_outputs = module(self.example[0][None]).shape[1]
         for node, (_, labels) in self.parts.items():
             check_labels(labels, num_outputs, f"node {node}")
         if self.test is not None:

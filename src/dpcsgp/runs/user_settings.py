@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from dpcsgp.config import Config, change_config, load_config
 from dpcsgp.errors import ConfigError, DataError, ModelError
 from dpcsgp.evaluation import RESERVED_KEYS
+from dpcsgp.modes import uncompiled
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.model_checks import check_model
 from dpcsgp.randomness import torch_seed
@@ -70,7 +71,7 @@ def settle(
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         check_model(model)
     # A copy: the caller's own module is never trained.
-    module = copy.deepcopy(model).float()
+    module = uncompiled(model).float()
     with warnings.catch_warnings():  # `design` warns; here it is refused before large data are read
         warnings.simplefilter("ignore")
         check_model(module)

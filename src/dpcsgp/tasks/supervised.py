@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from dpcsgp.errors import ConfigError, ModelError
+from dpcsgp.modes import evaluation_mode
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.tasks.base import LossPerExample, gather, random_like
 
@@ -121,15 +122,11 @@ class Supervised:
         if self.test is None:
             return {}
         views = ParameterLayout.of(self.module).views(models_KD.to(self.inputs.device))
-        mode = self.module.training
-        self.module.eval()
-        try:
+        with evaluation_mode(self.module):
             found = [
                 self._metrics({name: value[row] for name, value in views.items()})
                 for row in range(len(models_KD))
             ]
-        finally:
-            self.module.train(mode)
         return {name: torch.tensor([values[name] for values in found]) for name in self.metrics}
 
     @torch.no_grad()
