@@ -20,6 +20,7 @@ from dpcsgp.privacy.accounting import composed_epsilon
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping.engine import CheckedEngine, ClippingEngine
 from dpcsgp.privacy.events import ReleaseLog
+from dpcsgp.privacy.fetching import fetch_examples
 from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.row_checks import engine_with_equal_rows
@@ -154,7 +155,9 @@ class PrivateGradients:
             drawn_N = present_NE.sum(1)
             held_N1 = torch.tensor(self.source.held_examples)[:, None]
             present_NE = present_NE & (indices_NE < held_N1)
-            inputs, targets = self.source.examples(indices_NE)
+            inputs, targets, present_NE = fetch_examples(
+                self.source, indices_NE, present_NE, self.mechanism.shapes, self.random, step
+            )
             if self.augment is not None:  # per example and before clipping
                 inputs = self.augment(inputs, self.random, step)
             # Passes run where the data are (`run.device`); state, noise and messages stay in host

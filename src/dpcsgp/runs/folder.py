@@ -103,6 +103,13 @@ class ResultsFolder:
         write_atomically(self.path / "config.toml", to_toml(config).encode())
 
 
+def write_classes(folder: Path, classes: Sequence[Any] | None) -> None:
+    """Keep the labels that the model's outputs stand for, if labels were mapped."""
+    if classes is not None:
+        labels = [label if isinstance(label, int | float) else str(label) for label in classes]
+        write_atomically(folder / "classes.json", (json.dumps(labels) + "\n").encode())
+
+
 def refuse_taken(path: Path) -> None:
     """Refuse a folder that already holds a run."""
     if (path / "config.toml").exists():

@@ -5,12 +5,14 @@ Only public values are told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from dpcsgp.config import Config
 from dpcsgp.runs.design import RunDesign
+from dpcsgp.runs.node_noise import average_noise
 from dpcsgp.training import Progress, Run
 
 
@@ -101,10 +103,11 @@ def plan_rows(design: RunDesign) -> dict[str, str]:
         "mixing rate": _mixing(design),
         "noise": f"{config.privacy.noise}, multiplier {_range(noise)}, "
         f"clip norm {config.privacy.clip_norm:g}",
+        "noise of the average": _average_noise(design),
         "batch": f"{config.privacy.sampling}, expected size {_range(batches)}",
         "traffic": f"{design.bytes_per_edge() / 1e6:.3f} MB per edge",
     }
-    # Methods without a mixing rate leave that row empty.
+    # Methods without a mixing rate leave that row empty, and so do nodes of equal noise.
     return {name: value for name, value in rows.items() if value}
 
 
@@ -153,6 +156,18 @@ def _mixing(design: RunDesign) -> str:
     # nan is the only number that differs from itself: no law.
     known = f"radius {radius:.3f}" if radius == radius else "no radius exists for this compressor"
     return f"{design.mixing_rate:.3g} ({known})"
+
+
+def _average_noise(design: RunDesign) -> str:
+    """Show both ways of counting nodes where they differ."""
+    found = average_noise(design)
+    if not design.config.method.sends or math.isclose(found.equal, found.examples, rel_tol=0.05):
+        return ""
+    counts = design.config.algorithm.node_weights
+    return (
+        f"{found.equal:.3g} a coordinate if nodes count equally, {found.examples:.3g} if by their "
+        f'examples (algorithm.node_weights = "{counts}")'
+    )
 
 
 def _range(values: Sequence[float]) -> str:
