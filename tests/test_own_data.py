@@ -4,7 +4,11 @@ missing or out of range is refused where the data are, before anything is spent.
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
+import textwrap
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -548,3 +552,73 @@ def test_data_that_do_not_fit_are_read_when_they_are_drawn_with_the_same_result(
     read = fit(tmp_path / "read", node_data=sets, settings=SEEDED)
     assert torch.equal(parameters(held.model), parameters(read.model))
     assert all(data.calls > 2 * calls for data, calls in zip(sets, before, strict=True))
+
+
+REFUSAL = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import dpcsgp
+from test_api import FAST, NODES, TEST, small_model
+from dpcsgp.network.torch_distributed import ProcessEnvironment
+
+place, nodes = ProcessEnvironment.from_environment(), [list(data) for data in NODES[:2]]
+nodes[1][0] = nodes[1][0].clone()
+nodes[1][0][17, 2] = float("nan")
+told = Path(sys.argv[1]) / f"told-{{place.rank}}"
+try:
+    dpcsgp.train(small_model, [tuple(data) for data in nodes], test_data=TEST, settings=FAST,
+                 out=Path(sys.argv[1]) / "run", epsilon=8.0, delta=1e-3)
+except Exception as error:
+    told.write_text(f"{{type(error).__name__}}: {{error}}")
+"""
+
+
+@pytest.mark.slow
+def test_other_processes_hear_only_whose_data_were_refused(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(REFUSAL.format(tests=str(Path(__file__).parent))))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=100,  # they do not wait for the time-out of the start
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    other, owner = ((tmp_path / f"told-{rank}").read_text() for rank in range(2))
+    assert "RefusedDataError: node 1: 1 of 125 examples" in owner and "example 17" in owner
+    assert "the data of node 1 were refused" in other
+    assert not any(word in other for word in ("17", "125", "finite"))
+    assert not released(tmp_path)
+
+
+LARGE = """
+import resource, sys
+import torch
+from torch.utils.data import Dataset
+import dpcsgp
+
+class Large(Dataset):
+    def __len__(self):
+        return 200_000
+    def __getitem__(self, index):
+        row = torch.zeros(1000)
+        row[index % 1000] = 1.0
+        return row, index % 2
+
+settings = {"privacy.expected_batch_size": 1000, "algorithm.steps": 5}
+dpcsgp.train(torch.nn.Linear(1000, 2), [Large()], epsilon=2.0, delta=1e-6, settings=settings,
+             out=sys.argv[1])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_rows_that_do_not_fit_train_in_little_memory(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE, str(tmp_path / "run")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) < 1_500_000  # kilobytes; the rows alone are 800 MB

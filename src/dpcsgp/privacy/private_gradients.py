@@ -1,7 +1,7 @@
 """The private step: spend and record, draw, fetch, clip, add noise, divide, forget.
 
 The sums are divided by public constants only.
-Private examples are fetched here and nowhere else; what comes out is private already.
+Private examples are fetched here (`fetching`) and nowhere else; what comes out is private already.
 
 Legend: N hosted nodes, E places for examples, D coordinates.
 """
