@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
@@ -622,3 +623,50 @@ def test_rows_that_do_not_fit_train_in_little_memory(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) < 1_500_000  # kilobytes; the rows alone are 800 MB
+
+
+APART = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import dpcsgp, torch
+from test_api import FAST, NODES, TEST, parameters, small_model
+from dpcsgp.network.torch_distributed import ProcessEnvironment
+
+rank = ProcessEnvironment.from_environment().rank
+out = Path(sys.argv[1]) / f"host-{{rank}}"  # as on machines that share no disk
+result = dpcsgp.train(small_model, NODES, test_data=TEST, settings=FAST, out=out)
+for node, model in result.models.items():
+    torch.save(parameters(model), out / f"model-{{node}}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_a_machines_own_folder_names_its_nodes_rightly(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(APART.format(tests=str(Path(__file__).parent))))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    hosted = {0: (0, 1), 1: (2,)}
+    for listed in (True, False):
+        for host, nodes in hosted.items():
+            folder = tmp_path / f"host-{host}"
+            if not listed:  # as an earlier release left it
+                tensors = load_file(folder / "model.safetensors")
+                del tensors["nodes"]
+                save_file(tensors, folder / "model.safetensors")
+            for node in nodes:
+                found = parameters(dpcsgp.load_model(folder, small_model(), node=node))
+                assert torch.equal(found, torch.load(folder / f"model-{node}.pt"))
+            missing = 2 - 2 * host
+            words = rf"node = {missing}: .* these nodes: {', '.join(map(str, nodes))}$"
+            with pytest.raises(DataError, match=words):
+                dpcsgp.load_model(folder, small_model(), node=missing)
+            with pytest.raises(DataError, match=r"some nodes only \(of 3\).*node=k"):
+                dpcsgp.load_model(folder, small_model())

@@ -42,13 +42,13 @@ from dpcsgp.runs.folder import (
     write_classes,
 )
 from dpcsgp.runs.node_noise import warn_about_dominating_noise
+from dpcsgp.runs.stored_models import stored_model
 from dpcsgp.runs.user_data import UserData
 from dpcsgp.runs.user_settings import (
     filled_module,
     loss_and_metrics,
     refuse_other_model,
     settle,
-    stored_model,
 )
 from dpcsgp.runtime.process import MACHINE_SETTINGS, run_process
 from dpcsgp.runtime.reporting import PlainText, Silent
@@ -98,9 +98,8 @@ class Result:
         """The average of all nodes' models."""
         if self._average_D is None:
             raise DataError(
-                "the average model is known only where all nodes' models are: these processes "
-                "share no disk; "
-                "use result.models[node], or put the folders together"
+                "the average model is known only where all nodes' models are, and these processes "
+                f"share no disk; use result.models[node] with one of {sorted(self.models)}"
             )
         return filled_module(self._module, self._average_D)
 
@@ -277,7 +276,8 @@ def load_model(
     Args:
         results_folder: what a run left.
         model: an instance of the class that was trained; None: a model that the config names.
-        node: whose model; None: the average of all nodes.
+        node: whose model, by its number in the run; None: the average of all nodes. A machine that
+            shares no disk with the others keeps the models of its own nodes.
 
     Raises:
         DataError: if the folder holds no such model.
@@ -297,7 +297,7 @@ def load_model(
         model = build_model(config.task.model, facts.input_shape, facts.num_classes)
     elif config.task.name == "own":
         refuse_other_model(folder, config, model)
-    return filled_module(model, stored_model(folder, node))
+    return filled_module(model, stored_model(folder, config, node))
 
 
 def _started(out: Path | str | None, resume: bool) -> Config | None:

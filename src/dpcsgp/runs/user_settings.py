@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from dpcsgp.config import Config, change_config, load_config
-from dpcsgp.errors import ConfigError, DataError, ModelError
+from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.evaluation import RESERVED_KEYS
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.model_checks import check_model
@@ -189,28 +188,6 @@ def refuse_other_model(folder: Path, config: Config, model: nn.Module) -> None:
             "class that was trained, with the "
             "same parameters frozen"
         )
-
-
-def stored_model(folder: Path, node: int | None) -> Tensor:
-    """Return the flat parameters of one node (None: of the average model)."""
-    path = folder / "model.safetensors"
-    if not path.exists():
-        raise DataError(
-            f"{path} is missing: the run has not ended yet; continue it with resume=True"
-        )
-    tensors = load_file(path)
-    if node is None:
-        if "average_model" not in tensors:
-            raise DataError(
-                f"{path} holds the models of some nodes only, so no average; give node=0 and so on"
-            )
-        return tensors["average_model"]
-    if not 0 <= node < len(tensors["node_models"]):
-        raise DataError(
-            f"node = {node}: {path} holds the models of {len(tensors['node_models'])} nodes, "
-            "from 0 on"
-        )
-    return tensors["node_models"][node]
 
 
 def filled_module(module: nn.Module, flat_D: Tensor) -> nn.Module:
