@@ -3,6 +3,7 @@ missing or out of range is refused where the data are, before anything is spent.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -19,14 +20,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import dpcsgp
+from dpcsgp.config import load_config
+from dpcsgp.console.tables import plan_table
 from dpcsgp.errors import ConfigError, DataError, RefusedDataError
 from dpcsgp.privacy import read_ledgers
+from dpcsgp.report.folders import read_results
+from dpcsgp.runs.design import design_run
+from dpcsgp.runs.facts import Facts
 from dpcsgp.runs.range_checks import check_ranges
 from dpcsgp.runs.user_data import UserData
 from dpcsgp.tasks.supervised import LOSSES
@@ -89,7 +96,7 @@ UNEQUAL = [*NODES, (NODES[0][0][:3], NODES[0][1][:3])]
 def test_nodes_count_by_their_examples_unless_the_caller_says_otherwise(tmp_path: Path) -> None:
     def weights(name: str, **changes: Any) -> str:
         folder = fit(tmp_path / name, **changes).folder
-        return dpcsgp.api.load_config(folder / "config.toml").algorithm.node_weights
+        return load_config(folder / "config.toml").algorithm.node_weights
 
     assert weights("default") == "examples"
     assert weights("equal", settings={"algorithm.node_weights": "equal"}) == "equal"
@@ -670,3 +677,67 @@ def test_a_machines_own_folder_names_its_nodes_rightly(tmp_path: Path) -> None:
                 dpcsgp.load_model(folder, small_model(), node=missing)
             with pytest.raises(DataError, match=r"some nodes only \(of 3\).*node=k"):
                 dpcsgp.load_model(folder, small_model())
+
+
+def test_a_second_run_on_the_same_examples_says_that_eps_adds_up(tmp_path: Path) -> None:
+    inputs = torch.randn(90, 3)
+    nodes = [(inputs[:50], torch.zeros(50).long()), (inputs[50:], torch.ones(40).long())]
+    changes: dict[str, Any] = {"node_data": nodes, "settings": {"algorithm.steps": 2}}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*trained on before")
+        fit(tmp_path / "first", **changes, should_stop=lambda step: step == 1)
+        fit(tmp_path / "first", **changes, resume=True)  # the same run
+    changes["node_data"] = [(data[0].clone(), data[1]) for data in nodes]  # other objects
+    with pytest.warns(UserWarning, match=r"node 0 and 1 more: trained on before, in .*first"):
+        fit(tmp_path / "second", **changes)
+
+
+def test_dropout_is_warned_about_once_shortly_and_only_if_it_drops(tmp_path: Path) -> None:
+    layers = [layer for _ in range(9) for layer in (nn.Linear(3, 3), nn.Dropout(0.1))]
+    with pytest.warns(UserWarning, match="Dropout layers") as caught:
+        fit(tmp_path / "a", model=nn.Sequential(*layers, nn.Linear(3, 2)))
+    texts = [str(one.message) for one in caught if "Dropout" in str(one.message)]
+    assert len(texts) == 1 and "and 6 more" in texts[0] and len(texts[0]) < 250
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dropout layers")
+        fit(tmp_path / "b", model=nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0), nn.Linear(3, 2)))
+
+
+def test_errors_speak_python_to_scripts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"resume=True: .* holds no run") as caught:
+        fit(tmp_path / "nothing", resume=True)
+    assert "--" not in str(caught.value)
+    settings = {"compression.spec": "rand:0.5", "algorithm.mixing_rate": 1.0}
+    with pytest.raises(ConfigError, match="allow_divergence=True") as caught:
+        fit(tmp_path / "run", node_data=[*NODES, *NODES, *NODES, *NODES], settings=settings)
+    assert "--" not in str(caught.value)
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_a_report_of_an_unfinished_own_run_names_the_script(tmp_path: Path) -> None:
+    fit(tmp_path / "run", should_stop=lambda step: step == 2)
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(DataError, match=r"script that started it.*resume=True\)"):
+        read_results(tmp_path / "run", "run")
+
+
+def test_names_with_colons_are_shown_as_they_are(tmp_path: Path) -> None:
+    class M(nn.Linear):
+        """Called like an emoji."""
+
+    folder = fit(tmp_path / "run", model=M(3, 2), settings={"algorithm.steps": 1}).folder
+    config = load_config(folder / "config.toml")
+    design = design_run(config, Facts((3,), 0, (200, 125, 275)), module=nn.Linear(3, 2))
+    text = io.StringIO()
+    Console(width=200, file=text).print(plan_table(design))
+    assert ":M:" in config.task.model and config.task.model in text.getvalue()
+
+
+def test_progress_says_how_old_its_score_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path / "run", verbose=True, settings={"run.evaluate_every": 4, "algorithm.steps": 10})
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    by_step = {line.split("/")[0].split()[1]: line for line in lines}
+    assert "(step" not in by_step["4"] and "(step 4)" in by_step["6"]
+    assert "polish 1" in lines[-1] and "(step 8)" in lines[-1]

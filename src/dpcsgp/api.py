@@ -42,6 +42,8 @@ from dpcsgp.runs.folder import (
     write_classes,
 )
 from dpcsgp.runs.node_noise import warn_about_dominating_noise
+from dpcsgp.runs.repeats import digests_of, remember, warn_about_repeats
+from dpcsgp.runs.script_words import script_words
 from dpcsgp.runs.stored_models import stored_model
 from dpcsgp.runs.user_data import UserData
 from dpcsgp.runs.user_settings import (
@@ -208,17 +210,24 @@ def train(
             classes,
         )
         data.connect(module)
-        design = design_run(whole, data.facts, allow_divergence or resume, module)
+        with script_words():
+            design = design_run(whole, data.facts, allow_divergence or resume, module)
         data.check(module, design.mechanism.expected_batch_sizes)
     except RefusedDataError as error:
         _tell_of_refusal(error, whole, out, environment)
         raise
+    folder = _folder(whole, out, started, environment)
     warn_about_dominating_noise(design)
-    request = PreparedRequest(design, data, _folder(whole, out, started, environment), resume)
+    # Runs without secret noise promise nothing that could add up.
+    private = whole.privacy.noise != "none" and whole.privacy.seed is None
+    digests = digests_of(data.parts) if private else {}
+    warn_about_repeats(digests, folder)
+    request = PreparedRequest(design, data, folder, resume)
     watch = on_evaluation or (lambda row: None)
 
     def start(folder: Path) -> Callable[[dict[str, Any]], None]:
         write_classes(folder, data.classes)
+        remember(digests, folder)
         return watch
 
     hooks = Hooks(
@@ -253,6 +262,7 @@ def _hosted(num_nodes: int, environment: ProcessEnvironment | None) -> Sequence[
     return nodes_of_ranks(num_nodes, environment.world_size)[environment.rank]
 
 
+@script_words()
 def _run(request: RunRequest, environment: ProcessEnvironment | None, hooks: Hooks) -> Outcome:
     """Train in this process alone, or with the others that torchrun started."""
     if environment is not None:
@@ -300,6 +310,7 @@ def load_model(
     return filled_module(model, stored_model(folder, config, node))
 
 
+@script_words()
 def _started(out: Path | str | None, resume: bool) -> Config | None:
     """Return the settings of the run that is to be continued; None: a new one."""
     if not resume:
@@ -309,6 +320,7 @@ def _started(out: Path | str | None, resume: bool) -> Config | None:
     return ResultsFolder.reopen(Path(out))[1]
 
 
+@script_words()
 def _folder(
     config: Config,
     out: Path | str | None,

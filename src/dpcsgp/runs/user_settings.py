@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,9 +73,7 @@ def settle(
         check_model(model)
     # A copy: the caller's own module is never trained.
     module = copy.deepcopy(model).float()
-    with warnings.catch_warnings():  # `design` warns; here it is refused before large data are read
-        warnings.simplefilter("ignore")
-        check_model(module)
+    check_model(module, warn=False)  # `design_run` warns; refused here before data are read
     # Written into the settings, so that a resumed run can be held against it.
     own: dict[str, Any] = {
         "task.name": "own",

@@ -26,6 +26,7 @@ class Standing:
         polished: polish rounds done, of `polish_rounds`.
         metric: name of the first metric; empty: nothing is measured.
         score: its mean over the nodes at the last evaluation.
+        scored_at: the step of that evaluation.
         epsilon: the largest eps spent so far.
         bytes_per_edge: bytes on one edge so far.
     """
@@ -36,6 +37,7 @@ class Standing:
     polish_rounds: int
     metric: str
     score: float
+    scored_at: int
     epsilon: float
     bytes_per_edge: float
 
@@ -51,8 +53,10 @@ class Standing:
 
     def __str__(self) -> str:
         polish = f" + polish {self.polished}" if self.polished else ""
+        is_old = self.metric and (self.polished or self.scored_at < self.step)
+        score = _score(self.metric, self.score) + (f" (step {self.scored_at})" if is_old else "")
         return (
-            f"step {self.step}/{self.steps}{polish}  {_score(self.metric, self.score)}  "
+            f"step {self.step}/{self.steps}{polish}  {score}  "
             f"eps {self.epsilon:.3f}  {self.bytes_per_edge / 1e6:.3f} MB/edge"
         )
 
@@ -68,6 +72,7 @@ def standing(run: Run, progress: Progress) -> Standing:
         polish_rounds=run.schedule.polish_rounds,
         metric=metric,
         score=sum(values) / len(values) if values else 0.0,
+        scored_at=run.recorder.rows[-1]["step"],
         epsilon=max(run.gradients.epsilon_spent()),
         bytes_per_edge=run.network.traffic.bytes_per_edge,
     )
