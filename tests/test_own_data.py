@@ -464,6 +464,41 @@ def test_labels_past_an_own_loss_are_found_too(tmp_path: Path) -> None:
         fit(tmp_path / "bad", loss=weighted, node_data=nodes)
 
 
+def padded(rows: list[Any]) -> dict[str, Tensor]:
+    """Pad words to six, as a tokenizer does with padding="max_length"."""
+    (row,) = rows
+    length = len(row["words"])
+    ids = torch.zeros(1, 6, dtype=torch.int64)
+    ids[0, :length] = row["words"]
+    mask = (torch.arange(6) < length).long()[None]
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([row["label"]])}
+
+
+def test_rows_of_different_lengths_are_collated_one_by_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Reader()
+    ragged = [
+        [
+            {"words": ids[: int(mask.sum())], "label": int(label)}
+            for ids, mask, label in zip(*part.values(), strict=True)
+        ]
+        for part in SENTENCES
+    ]
+    changes = {"model": model, "test_data": None, "settings": SEEDED}
+    found = fit(tmp_path / "a", node_data=ragged, collate=padded, **changes)
+    expected = fit(tmp_path / "b", node_data=SENTENCES, **changes)
+    assert torch.equal(parameters(found.model), parameters(expected.model))
+    with pytest.raises(RefusedDataError, match=r"has the shape .* collate=\.\.\. does it"):
+        fit(tmp_path / "c", node_data=[[{**row, "labels": 1} for row in part] for part in ragged],
+            collate=lambda rows: {"x": rows[0]["words"][None], "labels": [0]}, **changes
+        )  # fmt: skip
+    with pytest.raises(RefusedDataError, match="returned a batch of"):
+        fit(tmp_path / "d", node_data=ragged, **changes,
+            collate=lambda rows: {"x": torch.zeros(2, 3), "labels": torch.zeros(2)})  # fmt: skip
+    with pytest.raises(DataError, match="collate works on rows"):
+        fit(tmp_path / "e", node_data=SENTENCES, collate=padded, **changes)
+
+
 class Augmented(Dataset[Any]):
     """Adds noise from torch, numpy and random to its rows, and counts how often it is asked."""
 

@@ -57,6 +57,7 @@ from dpcsgp.runtime.reporting import PlainText, Silent
 from dpcsgp.runtime.requests import PreparedRequest, RefusedRequest, RunRequest
 from dpcsgp.runtime.session import NO_HOOKS, Hooks, Outcome, run_simulated
 from dpcsgp.tasks import LossPerExample, build_model
+from dpcsgp.tasks.collating import Collate
 from dpcsgp.tasks.node_data import Classes, NodeData, node_list
 from dpcsgp.tasks.supervised import Metric
 
@@ -141,6 +142,7 @@ def train(
     settings: Mapping[str, Any] | Sequence[str] = (),
     num_examples: Sequence[int] | None = None,
     classes: Sequence[Any] | None = None,
+    collate: Collate | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
@@ -175,6 +177,8 @@ def train(
             does not host (None in `node_data`).
         classes: All labels that may occur, in the order of the model's outputs: public. Default for
             targets that are text: the labels of the test data, sorted; numbers stay as they are.
+        collate: Brings rows of different lengths to one public shape: called with a list of one
+            row, returns a batch of one, padded to a length that everybody may know.
         out: Results folder; default: a new one under runs/. Needed under torchrun, the same for all
             processes.
         resume: Continue the run in `out`, with the same arguments.
@@ -208,6 +212,7 @@ def train(
             num_examples,
             whole.run.test_examples,
             classes,
+            collate,
         )
         data.connect(module)
         with script_words():

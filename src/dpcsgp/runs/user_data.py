@@ -19,11 +19,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
+from dpcsgp.errors import ConfigError, DpcsgpError, ModelError, RefusedDataError
 from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
 from dpcsgp.runs.facts import Facts
 from dpcsgp.runs.range_checks import check_label_range, check_ranges
 from dpcsgp.tasks import LossPerExample, MovableTask, Supervised
+from dpcsgp.tasks.collating import Collate, collated
 from dpcsgp.tasks.columns import public_classes
 from dpcsgp.tasks.examples import (
     MOST_BYTES_IN_MEMORY,
@@ -77,14 +78,21 @@ class UserData:
         num_examples: Sequence[int] | None = None,
         test_examples: int = 0,
         classes: Sequence[Any] | None = None,
+        collate: Collate | None = None,
     ) -> UserData:
         """Read the data of the hosted nodes; of the others at most the lengths are looked at.
 
-        `test_examples` keeps only so many of the test examples (0: all).
+        `test_examples` keeps only so many of the test examples (0: all); `collate` brings rows to
+        one shape.
         """
         # Lengths first: they are cheap, and wrong ones are refused before anything is read.
         sizes = _sizes(node_data, hosted, num_examples)
         _warn_about_shared_data(node_data, test_data)
+        node_data = [
+            collated(data, collate if node in hosted else None, f"node {node}")
+            for node, data in enumerate(node_data)
+        ]
+        test_data = collated(test_data, collate, "test_data")
         # Public data next: the order of classes follows from them.
         labels = _public_classes(test_data, classes)
         test = _test_part(test_data, labels, test_examples)
@@ -322,7 +330,8 @@ def _refuse_differences(known: Mapping[str, RowForm]) -> None:
         for kind in ("inputs", "targets"):
             here, there = getattr(other, kind), getattr(form, kind)
             if here != there:
-                raise DataError(
-                    f"{name}: {kind} are {here}, those of {first} {there}; all nodes and the test "
-                    "data need the same"
+                raise RefusedDataError(
+                    name,
+                    f": {kind} are {here}, those of {first} {there}; all nodes and the test data "
+                    "need the same",
                 )

@@ -270,7 +270,8 @@ def _in_form(leaves: Sequence[Tensor], packing: Packing, where: str, kind: str) 
             raise RefusedDataError(
                 where,
                 f": {kind} has the shape {tuple(leaf.shape[1:])}, example 0 has {shape}; all "
-                "examples need the same shape (crop, resize or pad them)",
+                "examples need the same shape (crop, resize or pad them; collate=... does it for "
+                "datasets)",
             )
         if leaf.dtype != dtype and not dtype.is_floating_point:
             raise RefusedDataError(
