@@ -16,6 +16,8 @@ from dpcsgp.runs.design import RunDesign
 
 # how many times as much noise "equal" may bring as "examples" before somebody should know
 _MUCH_MORE: Final = 2.0
+_MOST: Final = 0.8  # of the variance, from one node
+_FEW: Final = 2  # nodes: of two, one always brings half
 
 
 class AverageNoise(NamedTuple):
@@ -54,19 +56,27 @@ def _weighted(noise: Sequence[float], sizes: Sequence[int]) -> list[float]:
 
 
 def warn_about_dominating_noise(design: RunDesign) -> None:
-    """Warn where a small node's noise dominates an average in which all nodes count equally."""
-    config = design.config
-    if config.algorithm.node_weights != "equal" or not config.method.sends:
+    """Warn where one node brings most of the noise of the average gradient.
+
+    A node with few examples does so where all nodes count equally, a node with a small budget in
+    any case.
+    """
+    config, noise, sizes = design.config, node_noise(design), design.mechanism.num_examples
+    if not config.method.sends or not any(noise):
         return
-    found, noise = average_noise(design), node_noise(design)
-    if found.equal <= _MUCH_MORE * found.examples:
+    found, counts = average_noise(design), config.algorithm.node_weights
+    parts = noise if counts == "equal" else _weighted(noise, sizes)
+    node = max(range(len(parts)), key=lambda index: parts[index])
+    share = parts[node] ** 2 / sum(part**2 for part in parts)
+    if counts == "equal" and found.equal > _MUCH_MORE * found.examples:
+        remedy = 'set algorithm.node_weights = "examples" (the declared sizes are public)'
+    elif share > _MOST and len(noise) > _FEW:
+        remedy = "give it a larger privacy.epsilon or expected_batch_size, or no data (None)"
+    else:
         return
-    node = max(range(len(noise)), key=lambda index: noise[index])
-    share = noise[node] ** 2 / sum(part**2 for part in noise)
     warnings.warn(
-        f'algorithm.node_weights = "equal": node {node} ({design.mechanism.num_examples[node]} '
-        f"examples) brings {share:.0%} of the noise of the average gradient, which is "
-        f'{found.equal:.3g} a coordinate and would be {found.examples:.3g} with "examples"; '
-        'set algorithm.node_weights = "examples" (the declared sizes are public)',
+        f'algorithm.node_weights = "{counts}": node {node} ({sizes[node]} examples) brings '
+        f"{share:.0%} of the noise of the average gradient, which is {found.equal:.3g} a "
+        f'coordinate with "equal" and {found.examples:.3g} with "examples"; {remedy}',
         stacklevel=3,
     )
