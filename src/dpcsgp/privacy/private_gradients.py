@@ -1,7 +1,7 @@
 """The private step: draw, fetch, clip, add noise, divide, keep, spend and record, hand over.
 
 The sums are divided by public constants only.
-Private examples are fetched here and nowhere else; what comes out is private already.
+Private examples are fetched here (`fetching`) and nowhere else; what comes out is private already.
 
 Legend: N hosted nodes, E places for examples, D coordinates.
 """
@@ -20,6 +20,7 @@ from dpcsgp.privacy.accounting import composed_epsilon, epsilon_against
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping.engine import CheckedEngine, ClippingEngine
 from dpcsgp.privacy.events import ReleaseEvent, ReleaseLog
+from dpcsgp.privacy.fetching import fetch_examples
 from dpcsgp.privacy.kept_releases import KeptReleases, Release, missing_lines
 from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.privacy.pair_noise import Gather
@@ -240,7 +241,9 @@ class PrivateGradients:
             drawn_N = present_NE.sum(1)
             held_N1 = torch.tensor(self.source.held_examples)[:, None]
             present_NE = present_NE & (indices_NE < held_N1)
-            inputs, targets = self.source.examples(indices_NE)
+            inputs, targets, present_NE = fetch_examples(
+                self.source, indices_NE, present_NE, self.mechanism.shapes, self.random, step
+            )
             if self.augment is not None:  # per example and before clipping
                 inputs = self.augment(inputs, self.random, step)
             # Passes run where the data are (`run.device`); state, noise and messages stay in host
