@@ -312,7 +312,7 @@ def load_model(
         facts = declared_facts(config)
         model = build_model(config.task.model, facts.input_shape, facts.num_classes)
     elif config.task.name == "own":
-        model = uncompiled(model)
+        model = uncompiled(model) if isinstance(model, nn.Module) else model
         refuse_other_model(folder, config, model)
     return filled_module(model, stored_model(folder, config, node))
 

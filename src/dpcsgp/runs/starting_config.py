@@ -41,7 +41,7 @@ EXPLAINED: Final = {
     "privacy.sampling": "poisson or uniform",
     "privacy.noise": '"calibrated" keeps the promise; "paper" and "none" do not',
     "privacy.c2": 'of "paper"',
-    "privacy.replay_reserve": "releases that a resumed run may have to repeat, if they were not kept",
+    "privacy.replay_reserve": "releases that a resumed run may repeat if they were not kept",
     "privacy.max_colluders": '"all": no trust; a number: noise that cancels between other nodes',
     "network.timeout_seconds": "how long a silent process is waited for",
     "network.key_file": "a secret that all machines share; empty: messages are not authenticated",
