@@ -243,4 +243,4 @@ def test_the_index_page_links_to_nothing_that_only_the_repository_has() -> None:
     assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", text))
     assert "pip install dpcsgp" in text
     for page in (ROOT / "README.md", DOCS / "index.md"):
-        assert "`pip install dpcsgp`" in page.read_text(encoding="utf-8")
+        assert "`pip install .`" in page.read_text(encoding="utf-8")
