@@ -103,6 +103,27 @@ def test_releases_have_the_covariance_of_the_law() -> None:
     assert (np.abs(found - wanted) < error * spread).all()
 
 
+def test_the_sum_of_all_releases_has_the_own_noises_alone_and_every_sum_its_factor() -> None:
+    law = law_of(4, own=[0.3, 0.4, 0.5, 0.6], shared=3.0, factors=[0.5, 0.25, 1.0, 2.0])
+    random = PrivateRandomness.fresh(range(4))
+    part = joined(law, [range(4)], randoms=[random], steps=100)[0]
+    mechanism = mechanism_of(part, [2, 4, 1, 1])
+    sums_ND = torch.tensor([8.0, -40.0, 3.0, 5.0])[:, None].expand(4, DIM)
+    found = [
+        mechanism.release(lambda indices, present: sums_ND, step, random, [True] * 4)
+        for step in range(100)
+    ]
+    total = torch.cat(found, 1).double().sum(0)
+    wanted = math.sqrt(sum(own**2 for own in law.own)) * (1 + SENSITIVITY_SLACK)
+    assert float(total.std()) == pytest.approx(wanted, rel=5 / math.sqrt(2 * total.numel()))
+    # each node's sum counts with its own public factor
+    error = 5 * wanted / math.sqrt(total.numel())
+    assert float(total.mean()) == pytest.approx(4.0 - 10.0 + 3.0 + 10.0, abs=error)
+    means = torch.cat(found, 1).double().mean(1).tolist()
+    for mean, centre in zip(means, [4.0, -10.0, 3.0, 10.0], strict=True):
+        assert mean == pytest.approx(centre, abs=25 / math.sqrt(total.numel()))
+
+
 def test_an_event_states_the_law_and_its_eps_is_that_of_an_independent_accountant() -> None:
     law = law_of(6, own=0.9, shared=0.7, max_colluders=2)
     event = law.event(0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from dpcsgp.report import save_figure, write_csv
 from dpcsgp.report.figures import STYLE
@@ -158,6 +159,8 @@ def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.0, 6.4), layout="constrained")
         axes = figure.add_subplot()
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         for index, model in enumerate((PLAIN, FREE)):
             # a line for what costs no bytes, points for the rest, joined where none is better
             chosen = [row for row in rows if row["model"] == model]
@@ -174,15 +177,19 @@ def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
             axes.errorbar(x, y, spread, fmt=marker(index), color=colour(index), label=model)
             front = [row for row in sent if row["on_front"]]
             axes.plot(*_points(front), color=colour(index), linewidth=1)
-            names = [row["setting"].replace(", linear", "") for row in sent]
-            label_points(axes, names, x, y, colour(index))
-        axes.set_xscale("log")
         axes.set(
             xlabel="kB per edge, frames included",
             ylabel="node mean accuracy, %",
             title="verified ε = 0.5",
         )
-        axes.legend(frameon=False, loc="lower right", fontsize=8)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.06 * (high - low))
+        axes.legend(frameon=False, loc="lower left", fontsize=8)
+        # names last: places are known only once scales and limits are
+        sent = [row for row in rows if row["bytes_per_edge"] > 0]
+        names = [row["setting"].replace(", linear", "") for row in sent]
+        shades = [colour((PLAIN, FREE).index(row["model"])) for row in sent]
+        label_points(axes, names, *_points(sent), shades)
     return figure
 
 
