@@ -258,7 +258,67 @@ def test_without_a_reserve_the_run_stops_early_instead_of_overspending(tmp_path:
     assert max(run.gradients.epsilon_spent()) <= 4
 
 
-@pytest.mark.parametrize("damage", ["cut", "other run", "other step"])
+def steps_in_ledger(out: Path, node: int = 0) -> list[int]:
+    lines = (out / "ledger" / f"node-{node:04d}.jsonl").read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines[1:]]
+
+
+def test_a_kept_release_is_paid_although_an_earlier_step_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut between keep and ledger at step 5; then step 3 is lost and released a second time."""
+    run, _, _ = prepare(tmp_path / "run", "privacy.replay_reserve=4")
+    honest, calls = LedgerBook.record, []
+
+    def cut(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 6:
+            raise PowerCut
+        honest(*arguments)
+
+    monkeypatch.setattr(LedgerBook, "record", cut)
+    with pytest.raises(PowerCut):
+        training.train(run)
+    monkeypatch.undo()
+    run.gradients.ledger.close()
+    (tmp_path / "run" / "ledger" / "kept" / "step-000003.part-0-of-1.safetensors").unlink()
+    resume(tmp_path / "run")
+    assert sorted(steps_in_ledger(tmp_path / "run")) == sorted([*range(12), 3])
+
+
+def test_a_crash_between_lines_at_the_end_of_unequal_budgets_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("privacy.max_colluders=1", "privacy.epsilon=[4,4,4,9]")
+    run, _, _ = prepare(tmp_path / "run", *settings)
+    honest, calls = Ledger.write, []
+
+    def cut(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 4 * 11 + 2:  # node 0 has its last line, the others do not
+            raise PowerCut
+        honest(*arguments)
+
+    monkeypatch.setattr(Ledger, "write", cut)
+    with pytest.raises(PowerCut):
+        training.train(run)
+    monkeypatch.undo()
+    run.gradients.ledger.close()
+    run, resumed = resume(tmp_path / "run")
+    assert resumed.stopped_because == "completed"
+    assert [steps_in_ledger(tmp_path / "run", node) for node in range(4)] == [[*range(12)]] * 4
+
+
+def test_nodes_too_unequal_for_shared_noise_are_refused_before_anything_is_spent(
+    tmp_path: Path,
+) -> None:
+    unequal = ("privacy.epsilon=[30,0.05,0.05,0.05]", "privacy.expected_batch_size=[370,1,1,1]")
+    with pytest.raises(ConfigError, match="too unequal for shared noise"):
+        prepare(tmp_path / "run", "privacy.max_colluders=1", *unequal)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "other run", "other step", "no numbers"])
 def test_a_damaged_kept_release_is_refused_with_the_way_out(tmp_path: Path, damage: str) -> None:
     run, _, _ = prepare(tmp_path / "run")
     with pytest.raises(PowerCut):
@@ -271,6 +331,8 @@ def test_a_damaged_kept_release_is_refused_with_the_way_out(tmp_path: Path, dama
         assert run.gradients.kept is not None
         name = run.gradients.kept.run_id.encode()
         kept.write_bytes(kept.read_bytes().replace(name, b"0" * len(name)))
+    elif damage == "no numbers":
+        kept.write_bytes(kept.read_bytes()[:-4] + b"\x00\x00\xc0\x7f")
     else:
         kept.write_bytes(kept.with_name("step-000003.part-0-of-1.safetensors").read_bytes())
     with pytest.raises(CheckpointError, match="delete the file to allow that"):

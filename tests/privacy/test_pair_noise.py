@@ -222,6 +222,10 @@ def test_a_hostile_hello_is_refused_by_name(what: str, said: Any) -> None:
         [[], -1],
         [[], "2"],
         [[], True],
+        [[], 10**9],
+        [[[["poisson", 0.5, 1.0, None, []], float("inf")]], 0],
+        [[[["poisson", 0.5, 1.0, None, []], -5]], 0],
+        [[[["poisson", 0.5, 1.0, None, []], 1]] * 101, 0],
         [[[["poisson", 2.0, 1.0, None, []], 3]], 0],
         [[[["poisson", 0.5, 1.0, 1, [3.0, 2.0]], 3]], 0],
         [[[["poisson", 0.5, 1.0, 1, [1.0, 2.0]], 3]], 0],
@@ -245,6 +249,20 @@ def test_keys_that_were_exchanged_on_the_way_are_noticed() -> None:
     # Node 0 takes its own key from memory, never from the network.
     with pytest.raises(WireError, match="0 and 1 have different keys"):
         joined(law_of(2), [[0], [1]], tamper=tamper)
+
+
+def test_a_process_that_hides_its_keys_from_the_comparison_is_noticed() -> None:
+    def tamper(name: str, rank: int, value: Any) -> Any:
+        return {} if name.endswith("check") and rank == 0 else value
+
+    with pytest.raises(WireError, match="did not say which keys"):
+        joined(law_of(2), [[0], [1]], tamper=tamper)
+
+
+def test_keys_serve_one_start_only() -> None:
+    part = joined(law_of(2), [[0, 1]])[0]
+    with pytest.raises(PrivateStepError, match="joined twice"):
+        part.join(0, 5, {}, lambda name, value: [value])
 
 
 def test_nodes_that_stop_leave_the_others_with_dearer_releases_within_their_budgets() -> None:

@@ -79,6 +79,11 @@ class TrialPairs:
             part.begin(first_step, [steps] * self.size)
         return [steps] * len(self.nodes)
 
+    @property
+    def joined(self) -> bool:
+        """Everything is known from the start."""
+        return True
+
     def active(self, step: int) -> tuple[bool, ...]:
         """All nodes of a trial release."""
         return (True,) * self.size

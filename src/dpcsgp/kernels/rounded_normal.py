@@ -7,8 +7,8 @@ get the same numbers on whatever machines, so it has to be whole numbers alone.
 
 A sixteen-bit word gives the sign and the upper 15 bits of v. For about 99 of 100 words these decide
 the value, and a table holds it; the others take their lower 48 bits from further words, in order.
-Probabilities are right to 2^-63; values stop at nine standard deviations, where no 63-bit number
-reaches: that is less than 2^-62 of the mass.
+Probabilities are right to a share of 2^-52 (a double holds them); values stop at nine standard
+deviations, where no 63-bit number reaches: that is less than 2^-62 of the mass.
 
 Legend: D values, R further words, K values with a threshold.
 """

@@ -220,6 +220,10 @@ class ReleaseLog(Protocol):
         """Return each kind of release of a node with its count."""
         ...
 
+    def has(self, node: int, step: int, attempt: int) -> bool:
+        """Say whether a node's release of this step by this start is recorded."""
+        ...
+
     def heads(self) -> dict[str, list[Any]]:
         """Return node -> [checksum of the last line, count], for the checkpoint."""
         ...

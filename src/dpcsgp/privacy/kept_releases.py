@@ -8,8 +8,9 @@ from there: the same bits, the same messages, nothing to pay.
     gradient computed -> kept here -> line in the ledger -> message
 
 A crash before the first arrow's end leaves nothing that counts; one before the second leaves a
-release that the ledger lacks, and whoever takes it writes the line first (`counts` tells: how many
-releases the ledger held before this one). What is kept is noised already and was meant to be sent.
+release that the ledger lacks, and the next start writes its line before it trains. Step and
+`attempt` (the number of the start that made it) name a release in file and ledger. What is kept is
+noised already and was meant to be sent.
 
 Legend: N hosted nodes, D coordinates.
 """
@@ -18,11 +19,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -44,7 +45,7 @@ class Release:
 
     grad_ND: Tensor
     events: tuple[ReleaseEvent | None, ...]  # what it costs each node; None: it released nothing
-    counts: tuple[int, ...]  # releases in each node's ledger before this one
+    attempt: int  # number of the start that made it
 
 
 @final
@@ -73,7 +74,7 @@ class KeptReleases:
             "step": step,
             "nodes": self.nodes,
             "events": [event.as_json() if event else None for event in release.events],
-            "counts": release.counts,
+            "attempt": release.attempt,
         }
         body = save({"grad_ND": release.grad_ND.contiguous()}, {"about": json.dumps(about)})
         try:
@@ -108,23 +109,23 @@ class KeptReleases:
             about = json.loads((file.metadata() or {})["about"])
             grad_ND = file.get_tensor("grad_ND")
         events = (ReleaseEvent.from_json(it) if it else None for it in about["events"])
-        release = Release(grad_ND, tuple(events), tuple(about["counts"]))
+        release = Release(grad_ND, tuple(events), about["attempt"])
         if (about["run_id"], about["step"], about["nodes"]) != (
             self.run_id,
             step,
             list(self.nodes),
         ):
             raise ValueError("of another run, step or process")
-        if not len(release.events) == len(release.counts) == len(grad_ND) == len(self.nodes):
+        right = grad_ND.dtype == torch.float32 and grad_ND.ndim == 2
+        if not (right and bool(grad_ND.isfinite().all()) and type(release.attempt) is int):
+            raise ValueError("not what was kept")
+        if not len(release.events) == len(grad_ND) == len(self.nodes):
             raise ValueError("of another number of nodes")
         return release
 
-    def steps_from(self, step: int) -> int:
-        """Return how many steps in a row are kept, from this one on."""
-        kept, count = self._steps(), 0
-        while step + count in kept:
-            count += 1
-        return count
+    def steps_from(self, step: int) -> list[int]:
+        """Return the steps that are kept, from this one on, ascending."""
+        return sorted(kept for kept in self._steps() if kept >= step)
 
     def forget_before(self, step: int) -> None:
         """Delete releases of steps that no start can come back to."""
@@ -156,11 +157,3 @@ class KeptReleases:
 def worth_keeping(num_nodes: int, dim: int) -> bool:
     """Say whether the releases of a step are small enough to be written to disk each time."""
     return 4 * num_nodes * dim <= MOST_BYTES
-
-
-def missing_lines(release: Release, recorded: Sequence[int]) -> list[bool]:
-    """Say whose line the ledger lacks: it still holds what it held before the release."""
-    return [
-        event is not None and now <= before
-        for event, now, before in zip(release.events, recorded, release.counts, strict=True)
-    ]

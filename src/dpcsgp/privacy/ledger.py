@@ -170,7 +170,7 @@ class Ledger:
             self._give_up()
             raise write_error(self._path, error) from error
         self._size += len(line)
-        self._contents.append(event, digest)
+        self._contents.append(event, digest, (int(step), int(attempt)))
         self._last_attempt = max(self._last_attempt, int(attempt))
 
     def sync(self) -> None:
@@ -184,6 +184,10 @@ class Ledger:
     def releases(self) -> list[tuple[ReleaseEvent, int]]:
         """Return each kind of release with its count."""
         return self._contents.releases()
+
+    def has(self, step: int, attempt: int) -> bool:
+        """Say whether the release of this step by this start is recorded."""
+        return (step, attempt) in self._contents.places
 
     def epsilon(self, delta: float | None = None) -> float:
         """Return the eps of everything recorded, at the header's delta unless another is given."""
@@ -317,6 +321,10 @@ class LedgerBook:
     def releases(self, node: int) -> list[tuple[ReleaseEvent, int]]:
         """Return each kind of release of a node with its count."""
         return self._ledger(node).releases()
+
+    def has(self, node: int, step: int, attempt: int) -> bool:
+        """Say whether a node's release of this step by this start is recorded."""
+        return self._ledger(node).has(step, attempt)
 
     def next_attempt(self) -> int:
         """Return a number for this start that no record carries yet."""

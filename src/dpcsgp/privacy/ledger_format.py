@@ -122,6 +122,7 @@ class LedgerContents:
     events: list[ReleaseEvent] = field(default_factory=list)
     torn: bytes = b""
     forks: tuple[Fork, ...] = ()
+    places: set[tuple[int, int]] = field(default_factory=set)  # (step, attempt) of the releases
 
     @property
     def count(self) -> int:
@@ -133,9 +134,10 @@ class LedgerContents:
         """Checksum of the last whole line."""
         return self.digests[-_DIGEST_BYTES:].hex()
 
-    def append(self, event: ReleaseEvent, digest: str) -> None:
+    def append(self, event: ReleaseEvent, digest: str, place: tuple[int, int]) -> None:
         """Follow a line that was written to the file."""
         self.counts[event] += 1
+        self.places.add(place)
         self.events.append(event)
         self.digests.extend(bytes.fromhex(digest))
 
@@ -244,6 +246,7 @@ class _Reader:
         self.last_attempt, self.whole_bytes = -1, 0
         self.last_event: ReleaseEvent | None = None
         self.torn_event: ReleaseEvent | None = None
+        self.places: set[tuple[int, int]] = set()
 
     def take(self, line: bytes) -> None:
         record, digest = decode_line(line, self.prev)
@@ -265,6 +268,7 @@ class _Reader:
             if type(step) is not int or type(attempt) is not int:
                 raise _DamagedLineError("step or attempt is missing")
             self.last_attempt = max(self.last_attempt, attempt)
+            self.places.add((step, attempt))
         elif record.get("kind") != "torn":
             raise _DamagedLineError(f"unknown kind {record.get('kind')!r}")
         self._check_start(record)
@@ -291,7 +295,10 @@ class _Reader:
             # only its newline is missing
             self.torn_event = self._release(decode_line(line, self.prev)[0])
         except _DamagedLineError:
-            self.torn_event = self.last_event or ReleaseEvent("poisson", 1.0, 0.0)
+            # Shared noise may have been dearer than before (a partner stopped), never dearer than
+            # the own noise alone.
+            last = self.last_event or ReleaseEvent("poisson", 1.0, 0.0)
+            self.torn_event = last.against("all")
         self.torn = line + end
 
     def error(self, number: int, damage: _DamagedLineError) -> LedgerError:
@@ -309,7 +316,7 @@ class _Reader:
             counts[self.torn_event] += 1
         return LedgerContents(
             self.path, self.header, counts, self.digests, self.last_attempt, self.whole_bytes,
-            self.torn_event, self.events, self.torn,
+            self.torn_event, self.events, self.torn, places=self.places,
         )  # fmt: skip
 
 

@@ -21,13 +21,16 @@ import numpy as np
 
 from dpcsgp.errors import PrivateStepError, WireError
 from dpcsgp.kernels.rounded_normal import rounded_normals
-from dpcsgp.privacy.accounting import releases_within
+from dpcsgp.privacy.accounting import MOST_RELEASES, releases_within
 from dpcsgp.privacy.cancelling import noise_groups
 from dpcsgp.privacy.events import ReleaseEvent
 from dpcsgp.privacy.noise import SENSITIVITY_SLACK
 from dpcsgp.privacy.pair_keys import KeyPairs, PublicHalf
 from dpcsgp.privacy.shared_noise import SharedNoise
 from dpcsgp.randomness import PairStreams, PrivateRandomness
+
+_MOST_DIGITS: Final = 9  # of a node's number
+_MOST_KINDS: Final = 100  # of releases in one ledger: a partner that stops makes one more
 
 Releases = Sequence[tuple[ReleaseEvent, int]]
 Gather = Callable[[str, Any], list[Any]]
@@ -98,13 +101,22 @@ class PairNoise:
         paid_steps: Sequence[int] = (),
     ) -> dict[int, Any]:
         """Agree on the keys of all pairs; return what every node said of its ledger, unread."""
+        if self._streams is not None:
+            raise PrivateStepError("shared noise: joined twice; keys serve one start only")
         mine = self._told(spent_by_node or {}, paid_steps)
-        told = _merged(gather("shared noise: keys", mine), self.law)
+        parts = gather("shared noise: keys", mine)
+        told = _merged(parts, self.law)
         halves = {node: PublicHalf.from_json(node, value[0]) for node, value in told.items()}
         # The own ones from memory: what the network says of them may be of an earlier start.
         self._streams = self._keys.streams(self._run_id, halves | self._keys.halves)
-        _compare(gather("shared noise: check", _as_json(self._streams.fingerprints())))
+        digests = gather("shared noise: check", _as_json(self._streams.fingerprints()))
+        _compare(digests, [set(map(int, part)) for part in parts], len(self.law.own))
         return {node: value[1] for node, value in told.items()}
+
+    @property
+    def joined(self) -> bool:
+        """Whether it is known who releases when."""
+        return bool(self._ends)
 
     def begin(self, first_step: int, ends: Sequence[int]) -> None:
         """Take note of who releases when: each node up to the step before its end."""
@@ -238,7 +250,8 @@ def _merged(parts: Sequence[Any], law: SharedNoise) -> dict[int, list[Any]]:
     told: dict[int, list[Any]] = {}
     for part in parts:
         for name, value in part.items() if isinstance(part, dict) else ():
-            if name.isdecimal() and isinstance(value, list) and len(value) == 2:
+            short = name.isascii() and name.isdecimal() and len(name) <= _MOST_DIGITS
+            if short and isinstance(value, list) and len(value) == 2:
                 told.setdefault(int(name), []).append(value)
     wanted = set(range(len(law.own)))
     if set(told) != wanted or any(len(values) != 1 for values in told.values()):
@@ -249,11 +262,21 @@ def _merged(parts: Sequence[Any], law: SharedNoise) -> dict[int, list[Any]]:
     return {node: values[0] for node, values in told.items()}
 
 
-def _compare(parts: Sequence[Any]) -> None:
-    """Refuse pairs whose two ends have different keys: their noise would not cancel."""
+def _compare(parts: Sequence[Any], hosting: Sequence[set[int]], num_nodes: int) -> None:
+    """Refuse pairs whose two ends have different keys, or one of which says nothing of it.
+
+    Their noise would not cancel. Whoever holds the key of the run can still lie about all of it.
+    """
+    pairs = [pair for group in noise_groups(num_nodes) for pair in itertools.combinations(group, 2)]
     first: dict[str, Any] = {}
-    for part in parts:
-        for pair, digest in part.items() if isinstance(part, dict) else ():
+    for part, nodes in zip(parts, hosting, strict=True):
+        wanted = {f"{low} and {high}" for low, high in pairs if low in nodes or high in nodes}
+        if not isinstance(part, dict) or part.keys() != wanted:
+            raise WireError(
+                f"shared noise: the process of node {min(nodes, default=-1)} did not say which "
+                "keys it has; run the same release on all machines"
+            )
+        for pair, digest in part.items():
             if first.setdefault(pair, digest) != digest:
                 raise WireError(
                     f"shared noise: nodes {pair} have different keys, so their noise would not "
@@ -269,13 +292,19 @@ def _write_releases(releases: Releases) -> list[list[Any]]:
     return [[event.as_json(), count] for event, count in releases]
 
 
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_RELEASES:
+        raise ValueError(f"{str(value)[:20]!r} releases")
+    return value
+
+
 def _read_releases(node: int, value: Any) -> tuple[list[tuple[ReleaseEvent, int]], int]:
     """Read what a node said: its ledger's releases, and how many of the next steps are paid."""
     try:
         releases, paid = value
-        found = [(ReleaseEvent.from_json(event), int(count)) for event, count in releases]
-        if type(paid) is not int or paid < 0:
-            raise ValueError(f"{paid!r} paid steps")
-        return found, paid
-    except (TypeError, ValueError) as error:
+        if len(releases) > _MOST_KINDS:
+            raise ValueError(f"{len(releases)} kinds of releases")
+        found = [(ReleaseEvent.from_json(event), _count(count)) for event, count in releases]
+        return found, _count(paid)
+    except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"node {node} told releases that make no sense: {error}") from None

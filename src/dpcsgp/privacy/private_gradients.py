@@ -15,13 +15,13 @@ from typing import Final, Protocol, final
 import torch
 from torch import Tensor
 
-from dpcsgp.errors import PrivateStepError
+from dpcsgp.errors import CheckpointError, PrivateStepError
 from dpcsgp.privacy.accounting import composed_epsilon, epsilon_against
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping.engine import CheckedEngine, ClippingEngine
 from dpcsgp.privacy.events import ReleaseEvent, ReleaseLog
 from dpcsgp.privacy.fetching import fetch_examples
-from dpcsgp.privacy.kept_releases import KeptReleases, Release, missing_lines
+from dpcsgp.privacy.kept_releases import KeptReleases, Release
 from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.privacy.pair_noise import Gather
 from dpcsgp.privacy.passes import PassShape
@@ -124,7 +124,8 @@ class PrivateGradients:
         Returns:
             How many releases the richest hosted node may still make; None: without limit.
         """
-        pairs, paid = self.mechanism.pairs, self._paid_steps(first_step)
+        paid = self._settle(first_step)
+        pairs = self.mechanism.pairs
         if pairs is not None:
             spent = {node: self.ledger.releases(node) for node in self.nodes}
             # With pairs a budget depends on when the others stop: it is known only now.
@@ -141,20 +142,30 @@ class PrivateGradients:
         known = [value for value in left if value is not None]
         return max(known, default=0) if len(known) == len(left) else None
 
-    def _paid_steps(self, first_step: int) -> list[int]:
-        """Return how many of the next steps are kept and in its ledger, for each hosted node."""
+    def _settle(self, first_step: int) -> list[int]:
+        """Write the lines that kept releases of the next steps lack; they will be sent.
+
+        Returns:
+            How many of the next steps each hosted node has released, and paid for.
+        """
         paid = [0] * len(self.nodes)
         if self.kept is None:
             return paid
-        recorded = self.num_releases()
-        for count in range(self.kept.steps_from(first_step)):
-            release = self.kept.find(first_step + count)
+        for place, step in enumerate(self.kept.steps_from(first_step)):
+            release = self.kept.find(step)
             assert release is not None
-            missing = missing_lines(release, recorded)
-            for row, event in enumerate(release.events):
-                # A crash may have come between the lines of two nodes.
-                if event is not None and not missing[row]:
-                    paid[row] = count + 1
+            # A crash may have come before the line, or between the lines of two nodes.
+            missing: list[ReleaseEvent | None] = [
+                event if event and not self.ledger.has(node, step, release.attempt) else None
+                for node, event in zip(self.nodes, release.events, strict=True)
+            ]
+            self._spend_and_record(step, missing, release.attempt)
+            # After a gap (a file was deleted) steps are taken as they come, but not counted on.
+            if step == first_step + place:
+                paid = [
+                    count + (event is not None)
+                    for count, event in zip(paid, release.events, strict=True)
+                ]
         return paid
 
     def __call__(self, model_ND: Tensor, step: int) -> Tensor:
@@ -164,22 +175,26 @@ class PrivateGradients:
         """
         if self.kept is None:
             active = self._active(step)
-            self._spend_and_record(step, self._events(step, active))
+            self._spend_and_record(step, self._events(step, active), self.attempt)
             return self._released(model_ND, step, active)
         release = self.kept.find(step)
-        if release is None:
-            active, counts = self._active(step), self.num_releases()
-            events = tuple(self._events(step, active))
-            release = Release(self._released(model_ND, step, active), events, tuple(counts))
-            self.kept.keep(step, release)
-        # Whatever was kept and is not in the ledger was never sent: its line comes now.
-        missing = missing_lines(release, self.num_releases())
-        unpaid = [
-            event if is_missing else None
-            for event, is_missing in zip(release.events, missing, strict=True)
-        ]
-        self._spend_and_record(step, unpaid)
-        return release.grad_ND.to(model_ND.dtype)
+        if release is not None:  # its lines were written when this start joined
+            return self._as_large_as(model_ND, release.grad_ND)
+        active = self._active(step)
+        events = self._events(step, active)
+        release = Release(self._released(model_ND, step, active), tuple(events), self.attempt)
+        self.kept.keep(step, release)
+        self._spend_and_record(step, events, self.attempt)
+        return release.grad_ND
+
+    def _as_large_as(self, model_ND: Tensor, grad_ND: Tensor) -> Tensor:
+        """Refuse a kept release of another model."""
+        if grad_ND.shape != model_ND.shape:
+            raise CheckpointError(
+                f"a kept release has the shape {tuple(grad_ND.shape)}, this run has "
+                f"{tuple(model_ND.shape)}: ledger/kept is of another run; restore it from a backup"
+            )
+        return grad_ND.to(model_ND.dtype)
 
     def forget_before(self, step: int) -> None:
         """Let go of kept releases of earlier steps: no checkpoint leads back to them."""
@@ -232,15 +247,19 @@ class PrivateGradients:
             for row, is_active in enumerate(active)
         ]
 
-    def _spend_and_record(self, step: int, events: Sequence[ReleaseEvent | None]) -> None:
+    def _spend_and_record(
+        self, step: int, events: Sequence[ReleaseEvent | None], attempt: int
+    ) -> None:
         """Count these releases and bring them to the disk."""
-        for row, event in enumerate(events):
-            if event is not None:
-                self.budget.spend(row)
+        # With pairs the budgets of a start are not known before all have joined.
+        if self.mechanism.pairs is None or self.mechanism.pairs.joined:
+            for row, event in enumerate(events):
+                if event is not None:
+                    self.budget.spend(row)
         made = {
             node: event for node, event in zip(self.nodes, events, strict=True) if event is not None
         }
-        self.ledger.record(step, self.attempt, made)
+        self.ledger.record(step, attempt, made)
 
     def _clipped_sum(
         self, model_ND: Tensor, indices_NE: Tensor, present_NE: Tensor, step: int

@@ -34,9 +34,10 @@ from typing import Final, final
 import numpy as np
 
 from dpcsgp.errors import ConfigError
+from dpcsgp.kernels.rounded_normal import LARGEST_SCALE
 from dpcsgp.privacy.cancelling import effective_noise_multipliers, noise_groups
 from dpcsgp.privacy.events import ReleaseEvent, Sampling
-from dpcsgp.privacy.noise import grid_size
+from dpcsgp.privacy.noise import SENSITIVITY_SLACK, grid_size
 
 _LEVELS: Final = 48  # levels of own noise that are tried
 _MOST_SHARED: Final = 30.0  # pairs share at most this many times what independent noise would be
@@ -111,9 +112,11 @@ class SharedNoise:
     def lattice(self, dim: int) -> float:
         """Return the step of the shared noise, a power of two and a multiple of the grid.
 
-        It is so fine that the own noise blurs it: with m nodes in a group and lambda = 1 / (1 /
-        shared^2 + m / own^2), the step is at most sqrt(lambda) / 4, so that a lattice Gaussian
-        under the own noise is a Gaussian but for a factor of 1 +- 1e-130 (smoothing lemma).
+        What is drawn is a rounded Gaussian: given the fractions that rounding cut off, a Gaussian
+        on a shifted lattice. It is so fine that the own noise blurs it: with m nodes in a group and
+        lambda = 1 / (1 / shared^2 + m / own^2), the step is at most sqrt(lambda) / 4, so that a
+        lattice Gaussian under the own noise is a Gaussian but for a factor of 1 +- 1e-130
+        (smoothing lemma).
 
         Raises:
             ConfigError: where the own noise is too small for any step.
@@ -129,6 +132,20 @@ class SharedNoise:
                 'max_colluders, or "all"'
             )
         return step
+
+    def check(self, dim: int) -> None:
+        """Refuse what cannot be drawn, before anything is spent.
+
+        Raises:
+            ConfigError: the own noise of some node is far below the grid or the shared noise.
+        """
+        if self.shared * (1 + SENSITIVITY_SLACK) / self.lattice(dim) > LARGEST_SCALE:
+            raise ConfigError(
+                f"privacy.max_colluders = {self.max_colluders}: the nodes are too unequal for "
+                f"shared noise ({self.shared / min(o for o in self.own if o):.0f} times the own "
+                'noise of some node); set algorithm.node_weights = "examples", expected batch '
+                'sizes nearer to each other, or privacy.max_colluders = "all"'
+            )
 
     def variance_of_average(self) -> float:
         """Return the variance per coordinate of the average over all nodes: pairs cancel in it."""

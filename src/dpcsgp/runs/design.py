@@ -163,7 +163,7 @@ def design_run(
         price = noise_price(config, topology, compressor, rate, anchor_D.numel())
         mechanism = share_noise(config, mechanism, price)
         if mechanism.shared is not None:
-            mechanism.shared.lattice(anchor_D.numel())  # refuses own noise below the grid
+            mechanism.shared.check(anchor_D.numel())
     return RunDesign(
         config, facts, topology, module, anchor_D, algorithm,
         _polish_algorithm(config, algorithm, polish_compressor, topology, anchor_D.numel()),

@@ -188,6 +188,7 @@ def _context(
     key = frames.load_key(Path(key_file)) if key_file else None
     if key is None:
         _refuse_unauthenticated_pairs(config, environment.world_size)
+    _refuse_few_colluders(config, environment.world_size)
     board.seal = Seal(key, environment.start)
     timeout = config.network.timeout_seconds
     hosting = nodes_of_ranks(build_topology(config).num_nodes, environment.world_size)
@@ -205,12 +206,28 @@ def _refuse_unauthenticated_pairs(config: Config, world_size: int) -> None:
 
     Whoever could write other public keys to the store would know the noise of every pair.
     """
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    # Without a launcher's word every process counts as a machine of its own.
+    unsaid = world_size if PARENT in os.environ else 1
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", unsaid))
     if config.privacy.max_colluders != "all" and local < world_size:
         raise ConfigError(
             f"privacy.max_colluders = {config.privacy.max_colluders}: processes on several "
             "machines need network.key_file, which authenticates the keys of shared noise; make "
             'one and copy it to every machine, or set privacy.max_colluders = "all"'
+        )
+
+
+def _refuse_few_colluders(config: Config, world_size: int) -> None:
+    """Refuse a promise that one other process could break: colluders are counted in nodes."""
+    colluders = config.privacy.max_colluders
+    if colluders == "all" or PARENT in os.environ:  # workers of one launcher are one party
+        return
+    most = max(map(len, nodes_of_ranks(build_topology(config).num_nodes, world_size)))
+    if 0 < colluders < most:
+        raise ConfigError(
+            f"privacy.max_colluders = {colluders}: counts nodes, and one process hosts {most} of "
+            f"them, so a single other party could break the promise; choose at least {most}, "
+            'one process per node, or privacy.max_colluders = "all"'
         )
 
 
