@@ -20,6 +20,7 @@ from dpcsgp.cli import (
     launch,
     ledger,
     party,
+    party_run,
     plan,
     report,
     reproduce,
@@ -49,6 +50,7 @@ cli.command("reproduce")(reproduce.reproduce)
 # Groups with commands of their own.
 cli.add_typer(ledger.app, name="ledger")
 cli.add_typer(data.app, name="data")
+party.app.command("run")(party_run.run)
 cli.add_typer(party.app, name="party")
 cli.add_typer(federation.app, name="federation")
 

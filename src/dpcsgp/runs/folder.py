@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -80,14 +81,19 @@ class ResultsFolder:
             folder._write_start(config)
         return folder
 
-    def write_model(self, average_D: Tensor | None, models_ND: Tensor) -> None:
+    def write_model(
+        self, average_D: Tensor | None, models_ND: Tensor, nodes: Sequence[int] | None = None
+    ) -> None:
         """Write models as flat vectors in the order of the module's parameters.
 
         Args:
             average_D: the average model; None where nobody has all models.
             models_ND: every node's model.
+            nodes: whose models these are; None: of all nodes, from 0 on.
         """
         tensors = {"node_models": models_ND.cpu().contiguous()}
+        if nodes is not None:
+            tensors["nodes"] = torch.tensor(nodes)
         if average_D is not None:
             tensors["average_model"] = average_D.cpu().contiguous()
         write_atomically(self.path / "model.safetensors", save(tensors))

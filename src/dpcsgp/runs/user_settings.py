@@ -170,18 +170,21 @@ def stored_model(folder: Path, node: int | None) -> Tensor:
             f"{path} is missing: the run has not ended yet; continue it with resume=True"
         )
     tensors = load_file(path)
+    # A party of a federation has its own node's model alone, and says whose it is.
+    all_nodes = torch.arange(len(tensors["node_models"]))
+    nodes = tensors.get("nodes", all_nodes).tolist()
     if node is None:
         if "average_model" not in tensors:
             raise DataError(
-                f"{path} holds the models of some nodes only, so no average; give node=0 and so on"
+                f"{path} holds the models of some nodes only, so no average; give node={nodes[0]}"
             )
         return tensors["average_model"]
-    if not 0 <= node < len(tensors["node_models"]):
+    if node not in nodes:
         raise DataError(
-            f"node = {node}: {path} holds the models of {len(tensors['node_models'])} nodes, "
-            "from 0 on"
+            f"node = {node}: {path} holds the models of {len(nodes)} nodes: "
+            f"{', '.join(map(str, nodes[:10]))}{', ...' if len(nodes) > 10 else ''}"
         )
-    return tensors["node_models"][node]
+    return tensors["node_models"][nodes.index(node)]
 
 
 def filled_module(module: nn.Module, flat_D: Tensor) -> nn.Module:

@@ -27,6 +27,7 @@ class Standing:
         score: its mean over the nodes at the last evaluation.
         epsilon: the largest eps spent so far.
         bytes_per_edge: bytes on one edge so far.
+        waiting_for: names of the parties that this one waits for.
     """
 
     step: int
@@ -37,6 +38,7 @@ class Standing:
     score: float
     epsilon: float
     bytes_per_edge: float
+    waiting_for: tuple[str, ...] = ()
 
     @property
     def done(self) -> int:
@@ -50,20 +52,26 @@ class Standing:
 
     def __str__(self) -> str:
         polish = f" + polish {self.polished}" if self.polished else ""
+        waiting = f"  waiting for {', '.join(self.waiting_for)}" if self.waiting_for else ""
         return (
             f"step {self.step}/{self.steps}{polish}  {_score(self.metric, self.score)}  "
-            f"eps {self.epsilon:.3f}  {self.bytes_per_edge / 1e6:.3f} MB/edge"
+            f"eps {self.epsilon:.3f}  {self.bytes_per_edge / 1e6:.3f} MB/edge{waiting}"
         )
 
 
 def standing(run: Run, progress: Progress) -> Standing:
     """Say where a run of this process stands."""
+    return standing_at(run, progress.state.step, progress.rounds_polished)
+
+
+def standing_at(run: Run, step: int, polished: int = 0) -> Standing:
+    """Say where a run of this process stands after so many steps and polish rounds."""
     # The score is that of the last evaluation, which may be some steps old.
     metric, values = first_metric(run.recorder.rows[-1])
     return Standing(
-        step=progress.state.step,
+        step=step,
         steps=run.schedule.steps,
-        polished=progress.rounds_polished,
+        polished=polished,
         polish_rounds=run.schedule.polish_rounds,
         metric=metric,
         score=sum(values) / len(values) if values else 0.0,
