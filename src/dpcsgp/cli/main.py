@@ -21,6 +21,7 @@ from dpcsgp.cli import (
     ledger,
     party,
     party_run,
+    party_watch,
     plan,
     report,
     reproduce,
@@ -50,7 +51,9 @@ cli.command("reproduce")(reproduce.reproduce)
 # Groups with commands of their own.
 cli.add_typer(ledger.app, name="ledger")
 cli.add_typer(data.app, name="data")
+party.app.command("check")(party_watch.check)
 party.app.command("run")(party_run.run)
+party.app.command("status")(party_watch.status)
 cli.add_typer(party.app, name="party")
 cli.add_typer(federation.app, name="federation")
 

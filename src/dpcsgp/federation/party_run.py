@@ -105,7 +105,7 @@ def prepare_party(request: PartyRequest, hooks: Hooks = NO_HOOKS) -> PreparedPar
         DataError: the data are not those that the roster speaks of.
     """
     require_consent(request.party, request.roster)
-    _refuse_unsupported(request.roster)
+    refuse_unsupported(request.roster)
     config = request.config()
     check_device(config.run.device)
     # Computed anew at every start: the file may have changed hands.
@@ -177,7 +177,7 @@ def peers_of(roster: Roster) -> list[Peer]:
     ]
 
 
-def _refuse_unsupported(roster: Roster) -> None:
+def refuse_unsupported(roster: Roster) -> None:
     """Refuse settings for which parties would have to agree on more than a roster holds."""
     privacy, algorithm = roster.config.privacy, roster.config.algorithm
     if privacy.max_colluders != "all":
