@@ -40,7 +40,8 @@ from dpcsgp.runtime.session import Hooks
 from dpcsgp.training import train
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["running"])
+# Modules of the package: the fork server does not know this folder.
+FORKS.set_forkserver_preload(["dpcsgp.federation.party_run", "sklearn.datasets"])
 SEED = 5
 DIGITS = """
 [task]

@@ -80,10 +80,12 @@ def test_a_party_that_starts_late_is_waited_for_by_name(tmp_path: Path) -> None:
     roster = make_federation(tmp_path, 5)
     with running(tmp_path, 5) as parties:
         parties.start(0, 1, 2, 3)
+        while parties.status(3).get("waiting_for") != ["lab-4"]:
+            time.sleep(0.5)
         time.sleep(10)
         # Nothing is released by the one whose only receiver is missing.
-        status = parties.status(3)
-        assert status["waiting_for"] == ["lab-4"] and status["epsilon"] == 0.0
+        assert parties.status(3)["waiting_for"] == ["lab-4"]
+        assert parties.status(3)["epsilon"] == 0.0
         assert not list((results_of(tmp_path, 3) / "ledger").glob("kept/*"))
         parties.start(4)
         parties.wait()

@@ -25,7 +25,7 @@ from dpcsgp.records.metrics import plain
 from dpcsgp.runs.wording import Standing
 
 FORMAT: Final = 1
-STALE_SECONDS: Final = 10.0
+STALE_SECONDS: Final = 6.0
 _PAUSE: Final = 1.0
 _SHORT_WAIT: Final = 3.0  # not worth a line
 _LINES: Final = 20
