@@ -29,9 +29,9 @@ from dpcsgp.federation.founding import Plan, found
 from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_network import PartyNetwork
-from dpcsgp.federation.party_run import PartyRequest, prepare_party, run_party, take_place
+from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_folder, run_party
 from dpcsgp.federation.roster import Roster
-from dpcsgp.federation.run_place import latest_place
+from dpcsgp.federation.run_place import finished_summary, latest_place
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import read_ledgers, releases_by_node
 from dpcsgp.runs.build import build_run
@@ -96,10 +96,10 @@ def take_part(root: str, node: int, seed: int | None, pause: float) -> None:
     _quicken()
     tap(Path(root) / f"tap-{node}")
     request = request_of(Path(root), node, seed=seed)
-    prepared, place = prepare_party(request), take_place(request)
-    if place.finished() is None:
+    prepared, results = prepare_party(request), results_folder(request)
+    if finished_summary(results) is None:
         slowly = Hooks(on_start=lambda folder: lambda row: time.sleep(pause))
-        os._exit(run_party(prepared, place, slowly).progress.ending.exit_code)
+        os._exit(run_party(prepared, results, slowly).progress.ending.exit_code)
 
 
 def _quicken() -> None:

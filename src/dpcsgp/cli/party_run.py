@@ -37,6 +37,10 @@ def run(
         int | None,
         typer.Option(help="For experiments: fixed private noise. The run is then not private."),
     ] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(help="Seconds of silence of a peer after which to give up; default: never."),
+    ] = None,
     verbose: Verbose = False,
     log_file: LogFile = None,
     as_json: AsJson = False,
@@ -53,8 +57,9 @@ def run(
     from dpcsgp.federation.cards import check_address
     from dpcsgp.federation.party_data import OwnExamples
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
-    from dpcsgp.federation.party_run import PartyRequest, prepare_party, run_party, take_place
+    from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_folder, run_party
     from dpcsgp.federation.roster import Roster
+    from dpcsgp.federation.run_place import finished_summary
     from dpcsgp.runtime.logs import open_logs
     from dpcsgp.runtime.session import Hooks
 
@@ -67,22 +72,23 @@ def run(
         check_address(listen) if listen is not None else None,
         device,
         seed,
+        patience,
     )
     reporter = PartyReporter(Console(quiet=as_json))
     hooks = Hooks(reporter=reporter, write_page=True)
     # Refused before a folder is made; then the run goes on where an earlier start left it.
     prepared = prepare_party(request, hooks)
-    place = take_place(request)
-    summary = place.finished()
+    results = results_folder(request)
+    summary = finished_summary(results)
     if summary is None:
         try:
-            outcome = run_party(prepared, place, hooks)
+            outcome = run_party(prepared, results, hooks)
         except KeyboardInterrupt:
             typer.echo("stopped at once; the same line goes on from the last checkpoint", err=True)
             raise typer.Exit(130) from None
         summary, code = outcome.summary, outcome.progress.ending.exit_code
     else:
-        reporter.outcome(summary, place.path, None)
+        reporter.outcome(summary, results.path, None)
         code = 0
     if as_json:
         typer.echo(strict_json(summary))

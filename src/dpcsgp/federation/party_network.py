@@ -255,7 +255,7 @@ class PartyNetwork(Mixer):
             if silent > self._patience:
                 problem = self._status.of(peer.node).problem
                 raise SilentPeerError(
-                    f"{peer} has given no sign of life for {silent:.0f} s (network.patience = "
+                    f"{peer} has given no sign of life for {silent:.0f} s (--patience "
                     f"{self._patience:g}) while {what} was awaited"
                     + (f"; last: {problem}" if problem else "")
                 )

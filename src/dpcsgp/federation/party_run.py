@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 from dpcsgp.config import Config, change_config
 from dpcsgp.errors import ConfigError, WaitStoppedError
@@ -23,17 +23,20 @@ from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.party_status import StatusKeeper
 from dpcsgp.federation.peers import Peer, Self
 from dpcsgp.federation.roster import Roster
-from dpcsgp.federation.run_place import JOURNAL, STATUS, RunPlace, open_place
+from dpcsgp.federation.run_place import JOURNAL, STATUS, open_place
 from dpcsgp.records.ending import Ending
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.data import RunData
 from dpcsgp.runs.design import RunDesign, check_device
+from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.summary import summarise
 from dpcsgp.runs.wording import standing, standing_at
 from dpcsgp.runtime.reporting import ShowStanding
 from dpcsgp.runtime.session import NO_HOOKS, Hooks, Outcome, newest_checkpoint, write_page
 from dpcsgp.runtime.signals import StopSignal
 from dpcsgp.training import Progress, Run, train
+
+PHASE_OF_ENDING: Final = {Ending.COMPLETED: "ended", Ending.INTERRUPTED: "interrupted"}
 
 
 @final
@@ -49,6 +52,7 @@ class PartyRequest:
         listen: HOST:PORT to listen on; None: the address of its card.
         device: where gradients are computed.
         seed: of private noise, for experiments: the run is then not private.
+        patience: seconds without a sign of life after which a wait fails; None: wait for ever.
     """
 
     party: PartyFolder
@@ -58,6 +62,7 @@ class PartyRequest:
     listen: str | None = None
     device: str = "cpu"
     seed: int | None = None
+    patience: float | None = None
 
     @property
     def node(self) -> int:
@@ -116,33 +121,33 @@ def prepare_party(request: PartyRequest, hooks: Hooks = NO_HOOKS) -> PreparedPar
     return PreparedParty(request, agreement, design, data)
 
 
-def run_party(prepared: PreparedParty, place: RunPlace, hooks: Hooks = NO_HOOKS) -> Outcome:
+def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_HOOKS) -> Outcome:
     """Take part until the end, a stop or an error; results are in the folder in any case.
 
     Args:
         prepared: the checked request.
-        place: from `open_place`, which refuses a second folder for one roster.
+        folder: from `results_folder`, which refuses a second folder for one roster.
         hooks: what the caller adds.
     """
     reporter, roster, node = hooks.reporter, prepared.request.roster, prepared.request.node
     reporter.plan(prepared.design)
-    on_row = hooks.on_start(place.path)
-    with closing(open_network(prepared, place.path / JOURNAL)) as network:
-        keeper = StatusKeeper(place.path / STATUS, roster, network, node, prepared.rounds)
+    on_row = hooks.on_start(folder.path)
+    with closing(open_network(prepared, folder.path / JOURNAL)) as network:
+        keeper = StatusKeeper(folder.path / STATUS, roster, network, node, prepared.rounds)
         with keeper, StopSignal(_stopper(reporter.say, network), hooks.should_stop) as stop:
-            run = _built(prepared, network, place, on_row)
+            run = _built(prepared, network, folder, on_row)
             with closing(run.gradients.ledger), reporter.progress() as show:
                 progress = _to_the_end(run, network, keeper, stop, show)
-                summary = _write_results(prepared, place, run, progress)
+                summary = _write_results(prepared, folder, run, progress)
                 if summary["handed_over"]:
                     run.gradients.forget_all()
-            keeper.phase = "interrupted" if progress.ending is Ending.INTERRUPTED else "ended"
-    page = write_page(place.path) if hooks.write_page else None
-    reporter.outcome(summary, place.path, page)
-    return Outcome(summary, run, progress, place.path, stop.asked)
+            keeper.phase = PHASE_OF_ENDING.get(progress.ending, "failed")
+    page = write_page(folder.path) if hooks.write_page else None
+    reporter.outcome(summary, folder.path, page)
+    return Outcome(summary, run, progress, folder.path, stop.asked)
 
 
-def take_place(request: PartyRequest) -> RunPlace:
+def results_folder(request: PartyRequest) -> ResultsFolder:
     """Return where this run lives, from its first start on."""
     return open_place(request.party, request.roster, request.out, request.config())
 
@@ -158,6 +163,7 @@ def open_network(prepared: PreparedParty, journal: Path) -> PartyNetwork:
         journal,
         prepared.size_of_round,
         prepared.design.config.algorithm.steps,
+        request.patience,
     )
 
 
@@ -206,7 +212,7 @@ def _stopper(say: Callable[[str], None], network: PartyNetwork) -> Callable[[str
 def _built(
     prepared: PreparedParty,
     network: PartyNetwork,
-    place: RunPlace,
+    folder: ResultsFolder,
     on_row: Callable[[dict[str, Any]], None],
 ) -> Run:
     """Put the run together; what was sent is forgotten once no checkpoint leads back to it."""
@@ -214,7 +220,7 @@ def _built(
         prepared.design,
         prepared.data,
         network,
-        place.folder,
+        folder,
         keep_all_releases=True,
         on_row=on_row,
     )
@@ -281,13 +287,13 @@ class _Gate:
 
 
 def _write_results(
-    prepared: PreparedParty, place: RunPlace, run: Run, progress: Progress
+    prepared: PreparedParty, folder: ResultsFolder, run: Run, progress: Progress
 ) -> dict[str, Any]:
     """Write the own model, then the summary, which says who contributed."""
     models_ND = run.algorithm.model(progress.state)
-    place.folder.write_model(None, models_ND, run.network.nodes)
+    folder.write_model(None, models_ND, run.network.nodes)
     summary = {**summarise(prepared.design, run, progress), **_own_part(prepared, run, progress)}
-    place.folder.write_summary(summary)
+    folder.write_summary(summary)
     return summary
 
 

@@ -10,9 +10,8 @@ release everything a second time, so the party's own folder remembers the first 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
@@ -29,28 +28,16 @@ ROSTER: Final = "federation.toml"
 _SHORT: Final = 16  # hexadecimal digits in names of folders
 
 
-@final
-@dataclass(frozen=True)
-class RunPlace:
-    """The results folder of a run that has begun, and the settings it began with."""
-
-    folder: ResultsFolder
-    config: Config
-    is_new: bool
-
-    @property
-    def path(self) -> Path:
-        """The results folder."""
-        return self.folder.path
-
-    def finished(self) -> dict[str, Any] | None:
-        """Return the summary of a run that needs no further start; None: it goes on."""
-        path = self.path / "summary.json"
-        summary = json.loads(path.read_bytes()) if path.exists() else {}
-        return summary if summary.get("handed_over") else None
+def finished_summary(folder: ResultsFolder) -> dict[str, Any] | None:
+    """Return the summary of a run that needs no further start; None: it goes on."""
+    path = folder.path / "summary.json"
+    summary = json.loads(path.read_bytes()) if path.exists() else {}
+    return summary if summary.get("handed_over") else None
 
 
-def open_place(party: PartyFolder, roster: Roster, out: Path | None, config: Config) -> RunPlace:
+def open_place(
+    party: PartyFolder, roster: Roster, out: Path | None, config: Config
+) -> ResultsFolder:
     """Return the results folder of this roster: the one of earlier starts, or a new one.
 
     Args:
@@ -80,7 +67,7 @@ def open_place(party: PartyFolder, roster: Roster, out: Path | None, config: Con
     _refuse_changes(started, config, path)
     if path.resolve() != Path(begun["folder"]).resolve():  # the folder was moved
         _write(pointer, folder)
-    return RunPlace(folder, started, is_new=False)
+    return folder
 
 
 def latest_place(party: PartyFolder, roster: Roster | None = None) -> Path:
@@ -96,19 +83,23 @@ def latest_place(party: PartyFolder, roster: Roster | None = None) -> Path:
     return Path(_read(pointers[-1])["folder"])
 
 
-def _begin(pointer: Path, roster: Roster, path: Path, config: Config) -> RunPlace:
+def _begin(pointer: Path, roster: Roster, path: Path, config: Config) -> ResultsFolder:
     """Make the results folder; the pointer comes last, as the sign that the run has begun."""
-    # A start that was killed in between left a folder in which nothing was released.
-    if (path / ROSTER).exists() and not (path / "ledger").exists():
-        folder, config_there = _reopened(path)
-        _refuse_changes(config_there, config, path)
-    else:
+    # A start that was killed in between left some of the files: it goes on with those.
+    if not (path / ROSTER).exists():
         refuse_taken(path)
-        folder = ResultsFolder.create(path, config)
+        path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / ROSTER, roster.text().encode())
+    elif Roster.load(path / ROSTER).fingerprint != roster.fingerprint:
+        raise ConfigError(f"--out {path} holds the run of another roster; name another folder")
+    if (path / "config.toml").exists():
+        folder, started = _reopened(path)
+        _refuse_changes(started, config, path)
+    else:
+        folder = ResultsFolder.create(path, config)
     pointer.parent.mkdir(mode=0o700, exist_ok=True)
     _write(pointer, folder)
-    return RunPlace(folder, config, is_new=True)
+    return folder
 
 
 def _reopened(path: Path) -> tuple[ResultsFolder, Config]:
