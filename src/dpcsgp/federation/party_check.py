@@ -53,7 +53,7 @@ def check_party(request: PartyRequest, seconds: float = _SECONDS) -> Iterator[Fi
     yield _found("consent", lambda: require_consent(request.party, roster), "given")
     yield _found("settings", lambda: refuse_unsupported(roster), "can be run")
     try:
-        agreement = examine(roster)
+        agreement = examine(roster, request.model)
     except DpcsgpError as error:
         yield Finding("roster", False, str(error))
         return

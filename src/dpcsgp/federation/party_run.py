@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
+from torch import nn
+
 from dpcsgp.config import Config, change_config
 from dpcsgp.errors import ConfigError, WaitStoppedError
 from dpcsgp.federation.agreement import Agreement, examine
@@ -53,6 +55,7 @@ class PartyRequest:
         device: where gradients are computed.
         seed: of private noise, for experiments: the run is then not private.
         patience: seconds without a sign of life after which a wait fails; None: wait for ever.
+        model: at its start, where it is not one of the package's.
     """
 
     party: PartyFolder
@@ -63,6 +66,7 @@ class PartyRequest:
     device: str = "cpu"
     seed: int | None = None
     patience: float | None = None
+    model: nn.Module | None = None
 
     @property
     def node(self) -> int:
@@ -114,7 +118,7 @@ def prepare_party(request: PartyRequest, hooks: Hooks = NO_HOOKS) -> PreparedPar
     config = request.config()
     check_device(config.run.device)
     # Computed anew at every start: the file may have changed hands.
-    agreement = examine(request.roster)
+    agreement = examine(request.roster, request.model)
     design = replace(agreement.design, config=config)
     with hooks.reporter.downloads() as downloads:
         data = load_own_data(request.roster, request.node, request.examples, design, downloads)
