@@ -32,7 +32,7 @@ from dpcsgp.runs.data import RunData
 from dpcsgp.runs.design import RunDesign, check_device
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.summary import summarise
-from dpcsgp.runs.wording import standing, standing_at
+from dpcsgp.runs.wording import first_metric, standing, standing_at
 from dpcsgp.runtime.reporting import ShowStanding
 from dpcsgp.runtime.session import NO_HOOKS, Hooks, Outcome, newest_checkpoint, write_page
 from dpcsgp.runtime.signals import StopSignal
@@ -146,7 +146,9 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
                 if summary["handed_over"]:
                     run.gradients.forget_all()
             keeper.phase = PHASE_OF_ENDING.get(progress.ending, "failed")
-    page = write_page(folder.path) if hooks.write_page else None
+    # Without public test data nothing is measured, and there is nothing to draw.
+    measured, _ = first_metric(run.recorder.rows[-1])
+    page = write_page(folder.path) if hooks.write_page and measured else None
     reporter.outcome(summary, folder.path, page)
     return Outcome(summary, run, progress, folder.path, stop.asked)
 
