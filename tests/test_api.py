@@ -182,7 +182,8 @@ class Gated(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gated, self.last = nn.GRU(1, 4, batch_first=True), nn.Linear(4, 2)
+        self.gated = nn.LSTM(1, 6, batch_first=True, proj_size=4)
+        self.last = nn.Linear(4, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.last(self.gated(inputs[:, :, None])[0][:, -1])

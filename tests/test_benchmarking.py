@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import sys
@@ -10,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from dpcsgp.benchmarking import GROUPS, benchmark, opacus_modes
+from dpcsgp.benchmarking.models import CASES
 from dpcsgp.benchmarking.stopwatch import Ratio, Times, compare, measure
 from dpcsgp.cli.main import app
 from dpcsgp.errors import ConfigError
 
 
-@pytest.mark.parametrize("group", ["compression", "mixing", "noise", "step"])
+@pytest.mark.parametrize("group", ["models", "compression", "mixing", "noise", "step"])
 def test_every_group_gives_finite_ratios_with_their_spread(group: str) -> None:
     outcome = benchmark(group, quick=True).as_dict()
     json.dumps(outcome, allow_nan=False)
@@ -36,6 +38,21 @@ def test_clipping_compares_with_plain_sgd_and_with_opacus_where_it_is() -> None:
         assert sum("its best mode here" in ratio.note for ratio in outcome.ratios) == 1
     else:
         assert opacus_modes.MISSING in outcome.notes
+
+
+def test_models_are_named_that_cannot_be_built_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of other libraries are left out with what to install, and the rest is measured."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name in ("transformers", "peft") else found(name),
+    )
+    outcome = benchmark("models", quick=True)
+    assert {ratio.name for ratio in outcome.ratios} == {
+        name for name, case in CASES.items() if not case.needs
+    }
+    assert any("BERT, LoRA" in note and "transformers peft" in note for note in outcome.notes)
 
 
 @pytest.mark.slow

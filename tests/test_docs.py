@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -234,3 +235,12 @@ def test_pictures_are_small() -> None:
         if path.stat().st_size >= 150_000
     ]
     assert not heavy
+
+
+def test_the_index_page_links_to_nothing_that_only_the_repository_has() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / project["readme"]).read_text(encoding="utf-8")
+    assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", text))
+    assert "pip install dpcsgp" in text
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        assert "`pip install .`" in page.read_text(encoding="utf-8")

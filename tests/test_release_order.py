@@ -92,11 +92,14 @@ def watch_disk(diary: Diary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeptReleases, "keep", kept)
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="has another name for fsync")
-def test_examples_kept_spend_record_disk_send(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = load_config(None, SETTINGS)
+Events = list[tuple[str, list[int], list[int]]]
+
+
+def steps_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str
+) -> tuple[list[Events], list[int], set[str]]:
+    """Train; return the events of every step, the budgets before it, and the ledgers' names."""
+    config = load_config(None, [*SETTINGS, *settings])
     data = load_builtin_data(config)
     design = design_run(config, data.facts)
     folder, network = (
@@ -116,14 +119,37 @@ def test_examples_kept_spend_record_disk_send(
     monkeypatch.undo()
     sends = [place for place, event in enumerate(diary.events) if event[0] == "send"]
     assert len(sends) == STEPS
-    for step in range(STEPS):
-        events = diary.events[sends[step - 1] + 1 if step else 0 : sends[step] + 1]
+    starts = [0, *(place + 1 for place in sends)]
+    steps = [diary.events[start : end + 1] for start, end in zip(starts, sends, strict=False)]
+    return steps, before, {f"disk {path.stem}" for path in diary.ledgers}
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="has another name for fsync")
+def test_examples_kept_spend_record_disk_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, before, ledgers = steps_of_a_run(tmp_path, monkeypatch)
+    for step, events in enumerate(steps):
         kept = [what for what, *_ in events].index("kept")
         computed, disk, last = events[:kept], events[kept + 1 : -1], events[-1]
         assert computed and {what for what, *_ in computed} == {"examples"}
-        assert {what for what, *_ in disk} == {f"disk {path.stem}" for path in diary.ledgers}
+        assert {what for what, *_ in disk} == ledgers
         assert len(disk) == NODES and last[0] == "send"
         for place, (_, left, recorded) in enumerate(events):
             made = step + (place > kept)  # spent and recorded only after the release was kept
             assert left == [count - made for count in before]
             assert recorded == [made] * NODES
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="has another name for fsync")
+def test_without_kept_releases_spend_record_disk_examples_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, before, ledgers = steps_of_a_run(tmp_path, monkeypatch, "run.checkpoint_every=0")
+    for step, events in enumerate(steps):
+        disk, computed, last = events[:NODES], events[NODES:-1], events[-1]
+        assert {what for what, *_ in disk} == ledgers
+        assert computed and {what for what, *_ in computed} == {"examples"}
+        assert last[0] == "send"
+        assert all(left == [count - step - 1 for count in before] for _, left, _ in events)
+        assert all(recorded == [step + 1] * NODES for _, _, recorded in events)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,28 +22,44 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpcsgp.config import Config, load_config
-from dpcsgp.errors import ConfigError, DataError, DivergenceError, ModelError
+from dpcsgp.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    ModelError,
+    RefusedDataError,
+)
+from dpcsgp.modes import uncompiled
 from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
 from dpcsgp.privacy import ReleaseEvent, read_ledgers, releases_by_node
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
 from dpcsgp.runs.design import design_run
 from dpcsgp.runs.facts import declared_facts
-from dpcsgp.runs.folder import ResultsFolder, new_folder, refuse_changed_settings
+from dpcsgp.runs.folder import (
+    ResultsFolder,
+    new_folder,
+    refuse_changed_settings,
+    write_classes,
+)
+from dpcsgp.runs.node_noise import warn_about_dominating_noise
+from dpcsgp.runs.repeats import digests_of, remember, warn_about_repeats
+from dpcsgp.runs.script_words import script_words
+from dpcsgp.runs.stored_models import stored_model
 from dpcsgp.runs.user_data import UserData
 from dpcsgp.runs.user_settings import (
     filled_module,
     loss_and_metrics,
     refuse_other_model,
     settle,
-    stored_model,
 )
 from dpcsgp.runtime.process import MACHINE_SETTINGS, run_process
 from dpcsgp.runtime.reporting import PlainText, Silent
-from dpcsgp.runtime.requests import PreparedRequest
-from dpcsgp.runtime.session import Hooks, Outcome, run_simulated
+from dpcsgp.runtime.requests import PreparedRequest, RefusedRequest, RunRequest
+from dpcsgp.runtime.session import NO_HOOKS, Hooks, Outcome, run_simulated
 from dpcsgp.tasks import LossPerExample, build_model
-from dpcsgp.tasks.node_data import NodeData
+from dpcsgp.tasks.collating import Collate
+from dpcsgp.tasks.node_data import Classes, NodeData, node_list
 from dpcsgp.tasks.supervised import Metric
 
 __all__ = ["Result", "load_model", "train"]
@@ -60,7 +76,8 @@ class Result:
     Models are post-processing of what was released: they may be shown to anybody.
 
     `summary` holds eps as verified from the ledger, bytes as sent, and the metrics; `history` one
-    row per evaluation.
+    row per evaluation. `classes[k]` is the label that output k stands for, where labels were mapped
+    (also in `classes.json`); None: targets were numbers.
     """
 
     folder: Path
@@ -70,6 +87,7 @@ class Result:
     _module: nn.Module
     _models_ND: Tensor
     _average_D: Tensor | None  # None: this process cannot know it
+    classes: tuple[Any, ...] | None = None
 
     @cached_property
     def models(self) -> dict[int, nn.Module]:
@@ -84,9 +102,8 @@ class Result:
         """The average of all nodes' models."""
         if self._average_D is None:
             raise DataError(
-                "the average model is known only where all nodes' models are: these processes "
-                "share no disk; "
-                "use result.models[node], or put the folders together"
+                "the average model is known only where all nodes' models are, and these processes "
+                f"share no disk; use result.models[node] with one of {sorted(self.models)}"
             )
         return filled_module(self._module, self._average_D)
 
@@ -115,7 +132,7 @@ class Result:
 
 def train(
     model: nn.Module | Callable[[], nn.Module],
-    node_data: Sequence[NodeData],
+    node_data: Iterable[NodeData],
     *,
     test_data: NodeData = None,
     loss: Literal["cross_entropy", "mse"] | LossPerExample = "cross_entropy",
@@ -125,6 +142,8 @@ def train(
     config: Config | Path | str | None = None,
     settings: Mapping[str, Any] | Sequence[str] = (),
     num_examples: Sequence[int] | None = None,
+    classes: Sequence[Any] | None = None,
+    collate: Collate | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
@@ -138,9 +157,10 @@ def train(
         model: The module at its starting point, which everybody knows (pretrained on public data is
             fine), or a function that builds it, called under the public seed `run.seed`. It is
             copied and trained in float32; parameters with `requires_grad=False` stay as they are.
-        node_data: One entry per node: a map-style dataset of (input, target) pairs, a pair of
-            tensors or arrays, or None for a node without data (it passes messages on and gets a
-            model too).
+        node_data: One entry per node: a pair (inputs, targets) of tensors, arrays, tables or lists,
+            a map-style dataset of such pairs or of dicts with "labels", or None for a node without
+            data (it passes messages on and gets a model too). Inputs may be tuples and dicts, also
+            nested: a dict becomes keyword arguments of `forward`, a tuple positional ones.
         test_data: Public data for evaluation, in the same form. What is measured on them is
             recorded and printed.
         loss: "cross_entropy", "mse", or a function (outputs, targets) -> one loss per example.
@@ -150,11 +170,16 @@ def train(
         delta: The same as `privacy.delta`; well below 1 / (examples of a node).
         config: All settings: a `Config`, or a TOML file. `graph.num_nodes` follows from
             `node_data`.
-        settings: Changes to them, `{"algorithm.steps": 60}` or `["algorithm.steps=60"]`.
+        settings: Changes to them, `{"algorithm.steps": 60}` or `["algorithm.steps=60"]`. Unless
+            you set it, `algorithm.node_weights` is "examples": nodes count by declared sizes.
         num_examples: Declared, public number of examples per node; default: the lengths of the
             datasets. A node may hold fewer than it declares, which hides how many it has: the
             others count as blanks. Needed where a process is not given the data of nodes that it
             does not host (None in `node_data`).
+        classes: All labels that may occur, in the order of the model's outputs: public. Default for
+            targets that are text: the labels of the test data, sorted; numbers stay as they are.
+        collate: Brings rows of different lengths to one public shape: called with a list of one
+            row, returns a batch of one, padded to a length that everybody may know.
         out: Results folder; default: a new one under runs/. Needed under torchrun, the same for all
             processes.
         resume: Continue the run in `out`, with the same arguments.
@@ -172,23 +197,49 @@ def train(
         DivergenceError: if the models became infinite.
         KeyboardInterrupt: after Ctrl-C; the step is finished and everything saved first.
     """
-    environment, node_data = ProcessEnvironment.from_environment(), list(node_data)
+    environment, nodes = ProcessEnvironment.from_environment(), node_list(node_data)
     # Settings and model first: they are refused before large data are read.
-    module, whole = settle(model, node_data, config, settings, epsilon, delta)
-    loss_function, wanted = loss_and_metrics(loss, metrics)
-    hosted = _hosted(len(node_data), environment)
-    data = UserData.collect(
-        node_data, hosted, test_data, loss_function, wanted, num_examples, whole.run.test_examples
-    )
-    design = design_run(whole, data.facts, allow_divergence or resume, module)
-    data.check(module, design.mechanism.expected_batch_sizes)
+    started = _started(out, resume)
+    module, whole = settle(model, nodes, config, settings, epsilon, delta, started)
     clean = copy.deepcopy(module)  # what is handed out has never seen an example
-    request = PreparedRequest(design, data, _folder(whole, out, resume, environment), resume)
+    loss_function, wanted = loss_and_metrics(loss, metrics)
+    try:
+        data = UserData.collect(
+            nodes,
+            _hosted(len(nodes), environment),
+            test_data,
+            loss_function,
+            wanted,
+            num_examples,
+            whole.run.test_examples,
+            classes,
+            collate,
+        )
+        data.connect(module)
+        with script_words():
+            design = design_run(whole, data.facts, allow_divergence or resume, module)
+        data.check(module, design.mechanism.expected_batch_sizes)
+    except RefusedDataError as error:
+        _tell_of_refusal(error, whole, out, environment)
+        raise
+    folder = _folder(whole, out, started, environment)
+    warn_about_dominating_noise(design)
+    # Runs without secret noise promise nothing that could add up.
+    private = whole.privacy.noise != "none" and whole.privacy.seed is None
+    digests = digests_of(data.parts) if private else {}
+    warn_about_repeats(digests, folder)
+    request = PreparedRequest(design, data, folder, resume)
     watch = on_evaluation or (lambda row: None)
+
+    def start(folder: Path) -> Callable[[dict[str, Any]], None]:
+        write_classes(folder, data.classes)
+        remember(digests, folder)
+        return watch
+
     hooks = Hooks(
         reporter=PlainText() if verbose else Silent(),
         should_stop=should_stop or (lambda step: False),
-        on_start=lambda folder: watch,
+        on_start=start,
         write_page=verbose,
     )
     outcome = _run(request, environment, hooks)
@@ -197,7 +248,18 @@ def train(
             f"{outcome.progress.stopped_because}; lower algorithm.learning_rate. "
             f"Results so far: {outcome.folder}"
         )
-    return _result(outcome, clean)
+    return _result(outcome, clean, data.classes)
+
+
+def _tell_of_refusal(
+    error: RefusedDataError,
+    config: Config,
+    out: Path | str | None,
+    environment: ProcessEnvironment | None,
+) -> None:
+    """Let the other processes hear that a node's data were refused, and nothing else."""
+    if environment is not None and out is not None:
+        _run(RefusedRequest(config, error, Path(out)), environment, NO_HOOKS)
 
 
 def _hosted(num_nodes: int, environment: ProcessEnvironment | None) -> Sequence[int]:
@@ -206,7 +268,8 @@ def _hosted(num_nodes: int, environment: ProcessEnvironment | None) -> Sequence[
     return nodes_of_ranks(num_nodes, environment.world_size)[environment.rank]
 
 
-def _run(request: PreparedRequest, environment: ProcessEnvironment | None, hooks: Hooks) -> Outcome:
+@script_words()
+def _run(request: RunRequest, environment: ProcessEnvironment | None, hooks: Hooks) -> Outcome:
     """Train in this process alone, or with the others that torchrun started."""
     if environment is not None:
         attempt = environment.attempt + 10**6 * next(_starts)
@@ -229,7 +292,8 @@ def load_model(
     Args:
         results_folder: what a run left.
         model: an instance of the class that was trained; None: a model that the config names.
-        node: whose model; None: the average of all nodes.
+        node: whose model, by its number in the run; None: the average of all nodes. A machine that
+            shares no disk with the others keeps the models of its own nodes.
 
     Raises:
         DataError: if the folder holds no such model.
@@ -251,8 +315,9 @@ def load_model(
             facts = declared_facts(config)
             model = build_model(config.task.model, facts.input_shape, facts.num_classes)
     elif config.task.model.startswith("own:"):
+        model = uncompiled(model) if isinstance(model, nn.Module) else model
         refuse_other_model(folder, config, model)
-    return filled_module(model, stored_model(folder, node))
+    return filled_module(model, stored_model(folder, config, node))
 
 
 def _model_of_roster(path: Path) -> nn.Module:
@@ -264,29 +329,38 @@ def _model_of_roster(path: Path) -> nn.Module:
     return initial_module(roster.config, roster.data)
 
 
+@script_words()
+def _started(out: Path | str | None, resume: bool) -> Config | None:
+    """Return the settings of the run that is to be continued; None: a new one."""
+    if not resume:
+        return None
+    if out is None:
+        raise ConfigError("out: name the results folder when resuming")
+    return ResultsFolder.reopen(Path(out))[1]
+
+
+@script_words()
 def _folder(
     config: Config,
     out: Path | str | None,
-    resume: bool,
+    started: Config | None,
     environment: ProcessEnvironment | None,
 ) -> Path:
     """Return the results folder, or refuse one that holds another run."""
     if out is None:
-        if resume or environment is not None:
+        if environment is not None:
             raise ConfigError(
-                "out: name the results folder when resuming, and under torchrun the same for all "
-                "processes"
+                "out: name the results folder under torchrun, the same for all processes"
             )
         return new_folder(config)
     folder = Path(out)
-    if not resume:
+    if started is None:
         if environment is None and (folder / "config.toml").exists():
             raise ConfigError(
                 f"out = {folder} already holds a run; continue it with resume=True, or name "
                 "another folder"
             )
         return folder
-    started = ResultsFolder.reopen(folder)[1]
     before, now = started.flat(), config.flat()
     for name, value in now.items():
         if before[name] != value and name not in MACHINE_SETTINGS:
@@ -299,7 +373,7 @@ def _folder(
     return folder
 
 
-def _result(outcome: Outcome, module: nn.Module) -> Result:
+def _result(outcome: Outcome, module: nn.Module, classes: Classes) -> Result:
     """Collect what the run left in its folder and in this process."""
     folder = outcome.folder
     return Result(
@@ -310,4 +384,5 @@ def _result(outcome: Outcome, module: nn.Module) -> Result:
         _module=module,
         _models_ND=outcome.run.algorithm.model(outcome.progress.state),
         _average_D=load_file(folder / "model.safetensors").get("average_model"),
+        classes=classes,
     )

@@ -34,6 +34,21 @@ class DataError(DpcsgpError):
     exit_code = 2
 
 
+class RefusedDataError(DataError):
+    """A node's own examples cannot be used.
+
+    The message is for the machine that holds them; `told` is what the others may hear.
+    """
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}{reason}")
+        owner = where.partition(",")[0]
+        self.told = (
+            f"the data of {owner} were refused; the reason is shown only on the machine that "
+            "holds them"
+        )
+
+
 class UnstableError(ConfigError):
     """The compressor and mixing rate make gossip diverge on this graph."""
 

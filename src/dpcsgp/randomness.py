@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random as python_random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -182,6 +183,40 @@ def torch_secrets(random: PrivateRandomness, step: int) -> Iterator[None]:
         table[:] = words[:-8].view(np.uint32)
         torch.set_rng_state(state)
         yield
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the global generators of torch, numpy and `random` afterwards.
+
+    Code of datasets draws from them.
+    """
+    states = torch.get_rng_state(), np.random.get_state(), python_random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        python_random.setstate(states[2])
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, numpy and `random`; use it inside `generators_kept`.
+
+    Every row that is read gets a seed of its own, so what one row draws depends on no other.
+    """
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    python_random.seed(seed)
+
+
+def generators_moved(seed: int) -> bool:
+    """Tell whether somebody drew from the global generators since they were seeded."""
+    found = torch.get_rng_state(), np.random.get_state(), python_random.getstate()  # noqa: NPY002
+    seed_generators(seed)
+    fresh = torch.get_rng_state(), np.random.get_state(), python_random.getstate()  # noqa: NPY002
+    same_numpy = all(np.array_equal(a, b) for a, b in zip(found[1], fresh[1], strict=True))
+    return not (torch.equal(found[0], fresh[0]) and same_numpy and found[2] == fresh[2])
 
 
 def numpy_generator(seed: int, purpose: str) -> np.random.Generator:

@@ -108,9 +108,13 @@ def same_models(one: Path, other: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("processes", [4, 2])
-def test_launch_ends_bit_for_bit_like_the_simulator(tmp_path: Path, processes: int) -> None:
-    words = settings(*TINY, "algorithm.steps=12")
+@pytest.mark.parametrize(
+    ("processes", "shared"), [(4, []), (2, []), (2, ["privacy.max_colluders=1"])]
+)
+def test_launch_ends_bit_for_bit_like_the_simulator(
+    tmp_path: Path, processes: int, shared: list[str]
+) -> None:
+    words = settings(*TINY, "algorithm.steps=12", *shared)
     finish(start("run", *words, "--out", str(tmp_path / "sim")), 0)
     output = finish(
         start("launch", *words, "--processes", str(processes), "--out", str(tmp_path / "real")), 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -189,3 +190,26 @@ def test_ctrl_c_saves_and_resume_completes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["steps"], summary["stopped_because"]) == (400, "completed")
+
+
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("task.partition=dirichlet:0.02", 'set algorithm.node_weights = "examples"'),
+        ("privacy.epsilon=[0.01,4,4,4,4,4,4,4]", "give it a larger privacy.epsilon"),
+    ],
+)
+def test_a_node_whose_noise_dominates_the_average_is_warned_about(
+    tmp_path: Path, setting: str, remedy: str
+) -> None:
+    words = ["task.name=digits", "graph.num_nodes=8", "algorithm.steps=1", "task.model=mlp:8"]
+    settings = [part for word in [*words, setting] for part in ("--set", word)]
+    done = subprocess.run(
+        [sys.executable, "-m", "dpcsgp", "run", *settings, "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"node \d \(\d+ examples\) brings \d+% of the noise", done.stderr)
+    assert remedy in done.stderr

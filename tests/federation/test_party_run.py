@@ -141,12 +141,12 @@ def test_tables_are_read_with_names_and_without(here: Path) -> None:
     rows = ["a,kind,b,c,d", *(f"{i},{i % 3},1.5,2,-3e-1" for i in range(20))]
     Path("data.csv").write_text("\n".join(rows))
     data = prepare_party(request_of(here, 0, OwnExamples("data.csv", "kind"))).data
-    inputs, targets = data.parts[0]  # type: ignore[attr-defined]
+    inputs, targets = data.parts[0].inputs, data.parts[0].targets  # type: ignore[attr-defined]
     assert inputs[4].tolist() == pytest.approx([4, 1.5, 2, -0.3])
     assert targets.tolist() == [i % 3 for i in range(20)]
     Path("data.csv").write_text("\n".join(f"{i},1.5,2,-3e-1,{i % 3}" for i in range(20)))
     data = prepare_party(request_of(here, 0, OwnExamples("data.csv"))).data
-    assert data.parts[0][1].tolist() == targets.tolist()  # type: ignore[attr-defined]
+    assert data.parts[0].targets.tolist() == targets.tolist()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_function_gives_the_data(here: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.syspath_prepend(here)
     sys.modules.pop("own_examples", None)
     data = prepare_party(request_of(here, 0, OwnExamples("own_examples:load"))).data
-    assert len(data.parts[0][0]) == 9  # type: ignore[attr-defined]
+    assert len(data.parts[0]) == 9  # type: ignore[attr-defined]
 
 
 def test_the_check_names_what_fails_and_the_remedy(here: Path) -> None:

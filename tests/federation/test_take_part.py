@@ -60,7 +60,7 @@ def join(here: Path, name: str) -> dpcsgp.Result:
         here / name,
         model=start_of(here),
         data=examples,
-        test_data=examples,
+        test_data=(inputs + 1.0, examples[1]),
     )
 
 
@@ -73,7 +73,7 @@ def test_two_parties_train_a_model_of_their_own(here: Path) -> None:
         loaded = dpcsgp.load_model(result.folder, start_of(here), node=node)
         x = torch.ones(2, 4)
         assert torch.equal(loaded(x), result.models[node](x))
-        with pytest.raises(DataError, match=f"give node={node}"):
+        with pytest.raises(DataError, match=f"give node=k with one of {node}"):
             dpcsgp.load_model(result.folder, start_of(here))
     # The same call again finds it done, and spends nothing.
     again = join(here, "north")

@@ -74,6 +74,7 @@ RUNS = {
         "compression.spec": "gsgd:8/64",
         "algorithm.num_blocks": "3",
     },
+    "noise that cancels": {"privacy.max_colluders": "1", "compression.spec": "rot:3"},
 }
 _RANDOM = ("run_id", "start", "prev", "sum", "time", "fragment")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping.engine import CheckedEngine
@@ -45,12 +45,24 @@ def per_example_gradients(
     layout = ParameterLayout.of(module)
     parameters = {name: value[0] for name, value in layout.views(flat_D[None]).items()}
 
-    def example_loss(parameters: dict[str, Tensor], views: Tensor, target: Tensor) -> Tensor:
-        outputs = functional_call(module, parameters, (views,))
-        return loss(outputs, target.expand(len(views), *target.shape)).mean()
-
-    gradients = vmap(grad(example_loss), in_dims=(None, 0, 0))(parameters, inputs, targets)
-    return torch.cat([gradients[name].flatten(1) for name in layout.names], dim=1)
+    leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+    rows = []
+    for views, target in zip(inputs, targets, strict=True):  # one by one: no layer is in the way
+        outputs = functional_call(module, leaves, (views,))
+        value = loss(outputs, target.expand(len(views), *target.shape)).mean()
+        found = torch.autograd.grad(
+            value, [leaves[name] for name in layout.names], allow_unused=True
+        )
+        parts = zip(layout.names, found, strict=True)
+        rows.append(
+            torch.cat(
+                [
+                    (torch.zeros_like(leaves[name]) if part is None else part).flatten()
+                    for name, part in parts
+                ]
+            )
+        )
+    return torch.stack(rows)
 
 
 def clip_and_sum(gradients_ED: Tensor, clip_norm: float) -> Tensor:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from composed_layers import COMPOSED, Mixed, Recurrent
 from reference_clipping import clip_and_sum, layerwise, per_example_gradients, squared
 from torch import Tensor, nn
 
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping import ghost_norms
-from dpcsgp.privacy.clipping.layer_rules import RULES
+from dpcsgp.privacy.clipping.layer_rules import COMPOSITES, FOREIGN_RULES, RULES
 from dpcsgp.privacy.clipping.squares import squared_norms
 
 Case = tuple[Callable[[], nn.Module], tuple[int, ...]]
@@ -137,6 +138,52 @@ def test_an_embedding_is_exact_with_repeated_words(padding: int | None, views: i
         check(module, (7,), views, integers=5)
 
 
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_layer_made_of_linear_maps_is_exact(name: str, views: int) -> None:
+    build, shape = COMPOSED[name]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no closed form")
+        check(build(), shape, views)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_layer_made_of_linear_maps_may_be_frozen_in_part(name: str) -> None:
+    build, shape = COMPOSED[name]
+    torch.manual_seed(0)
+    parameters = [name for name, _ in build().named_parameters()]
+    for parity in (0, 1):
+        module = build()
+        for number, parameter in enumerate(module.parameters()):
+            parameter.requires_grad_(number % 2 == parity and len(parameters) > 1)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "no closed form")
+            check(module, shape)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("views", [1, 2])
+def test_recurrent_layers_work_beside_parameters_without_closed_form(
+    kind: Callable[..., nn.RNNBase], views: int
+) -> None:
+    torch.manual_seed(0)
+    module = Mixed(Recurrent(kind(3, 4, batch_first=True)))
+    with pytest.warns(UserWarning, match="gain"):
+        check(module, (3, 3), views, num_examples=3)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_a_bag_of_words_is_exact(mode: str, padding: int | None, views: int) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.EmbeddingBag(5, 3, mode=mode, padding_idx=padding), nn.Linear(3, 2))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no closed form")
+        check(module, (7,), views, integers=5)
+
+
 @pytest.mark.parametrize("length", [0, 1, 4097, 3_000_000])
 def test_norms_of_long_rows_are_accurate(length: int) -> None:
     rows = torch.rand(2, length, generator=torch.Generator().manual_seed(0))
@@ -161,10 +208,10 @@ def test_working_on_a_few_examples_at_a_time_changes_nothing(
 
 
 def test_every_rule_is_tested() -> None:
-    tested = {type(layer) for build, _ in LAYERS.values() for layer in build().modules()} | {
-        nn.Embedding
-    }
-    assert set(RULES) <= tested
+    built = [build() for build, _ in (*LAYERS.values(), *COMPOSED.values())]
+    tested = {type(layer) for module in built for layer in module.modules()}
+    assert {*RULES, *COMPOSITES} <= tested | {nn.Embedding, nn.EmbeddingBag}
+    assert {kind.__name__ for kind in tested} >= {name for _, name in FOREIGN_RULES}
 
 
 class TiedLinears(nn.Module):
@@ -211,6 +258,55 @@ def test_a_weight_used_past_its_layer_is_noticed(views: int) -> None:
         check(LanguageModel(through_layer=False), (4,), views, integers=6)
 
 
+class Positions(nn.Module):
+    """Adds an embedding of positions, looked up once for all rows, to one of words."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.words = way, nn.Embedding(5, 3)
+        self.places, self.out = nn.Embedding(9, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers, words = torch.arange(x.shape[1]) * 2, self.words(x)
+        if self.way == "plain":
+            words = words + self.places(numbers)
+        elif self.way == "leading axis":
+            words = words + self.places(numbers[None])
+        elif self.way == "twice":
+            words = words * self.places(numbers[None]) + self.places(numbers % 3)
+        elif self.way == "expanded":
+            words = words + self.places(numbers[None]).expand(len(x), -1, -1)
+        elif self.way == "beside rows":
+            words = words * self.places(numbers) + self.places(x)
+        elif self.way == "axis added":
+            words = words + self.places(numbers)[None]
+        elif self.way == "one for all":
+            words = words + self.places(numbers[None])[0]
+        elif self.way == "divided":
+            table = self.places(numbers)
+            words = words + table / len(table)
+        elif self.way == "summed":
+            words = words + self.places(numbers).sum(dim=0)
+        return self.out(torch.tanh(words))
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("way", ["plain", "leading axis", "twice", "expanded", "beside rows"])
+@pytest.mark.parametrize("length", [2, 4, 5])
+def test_lookups_that_serve_all_rows_at_once_are_exact(way: str, length: int, views: int) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no closed form")
+        check(Positions(way), (length,), views, integers=5)
+
+
+@pytest.mark.parametrize("way", ["axis added", "one for all", "divided", "summed"])
+def test_lookups_whose_copies_would_not_be_the_rows_own_fall_back(way: str) -> None:
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=r"places\.weight"):
+        check(Positions(way), (4,), integers=5)
+
+
 class SequenceFirst(nn.Module):
     """Runs its layer with the example axis second."""
 
@@ -241,11 +337,11 @@ class Scaled(nn.Module):
 
 
 class Attention(nn.Module):
-    """Uses the weights of its output layer past that layer."""
+    """Attends to added keys: uses the weights of its output layer past that layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.attend = nn.MultiheadAttention(4, 2, batch_first=True, add_bias_kv=True)
         self.norm = nn.LayerNorm(4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -280,6 +376,28 @@ def test_anything_else_falls_back_and_says_so(name: str, views: int) -> None:
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match=message):
         check(build(), shape, views)
+
+
+def test_torchs_short_cut_for_attention_is_not_taken_with_private_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In eval() mode a frozen encoder would pack rows by their lengths."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the short cut was taken")
+
+    for name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"):
+        monkeypatch.setattr(torch, name, fail)
+    layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True).requires_grad_(False)
+    module = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Flatten(), nn.Linear(12, 2)).eval()
+    engine, flat_D = layerwise(module, squared), ParameterLayout.of(module).flatten(module)
+    present = torch.ones(1, 2, dtype=torch.bool)
+    before = torch.backends.mha.get_fastpath_enabled()
+    engine.clipped_sum(flat_D[None], torch.randn(1, 2, 3, 4), torch.zeros(1, 2, 1), present, 1.0)
+    assert torch.backends.mha.get_fastpath_enabled() == before
+    if before:
+        with pytest.raises(AssertionError, match="short cut"), torch.no_grad():
+            module(torch.randn(2, 3, 4))
 
 
 def test_a_layer_with_another_forward_is_not_trusted() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping.engine import clipping_engine
+from dpcsgp.privacy.clipping.ghost_norms import may_sum_positions
 from dpcsgp.privacy.passes import PassShape
 
 
@@ -73,17 +74,23 @@ class Watcher(nn.Module):
 @pytest.mark.parametrize("most_rows", [1, 16, 64])
 def test_every_chunk_has_the_same_rows_and_lies_in_memory_alike(most_rows: int) -> None:
     """Kernels are chosen by shape and round by alignment: neither may follow the drawn size."""
-    module = Watcher()
-    engine = layerwise(module, lambda out, t: out.sum(1), most_rows=most_rows)
-    for size in (1, 5, 63, 64, 65, 100):
-        present = torch.ones(1, size, dtype=torch.bool)
-        for shape in (PassShape(64), PassShape(48, 3)):
+    # public: as few blanks as possible in chunks of about 64 rows
+    expected = {PassShape(64): 64, PassShape(48, 3): 72, PassShape(80): 80, PassShape(16): 32}
+    for shape, rows in expected.items():
+        module = Watcher()
+        engine = layerwise(module, lambda out, t: out.sum(1), most_rows=most_rows)
+        for size in (1, 5, 63, 64, 65, 100):
+            present = torch.ones(1, size, dtype=torch.bool)
             engine.clipped_sum(
                 torch.ones(1, 8), torch.randn(1, size, 3), torch.zeros(1, size), present, 1.0, shape
             )
-    # these are the public zeros of the plan
-    chunks = [seen for seen in module.seen if seen[0] not in (2, 3)]
-    assert set(chunks) == {(most_rows, 0)}
+        # these are the public zeros of the plan
+        chunks = [seen for seen in module.seen if seen[0] not in (2, 3)]
+        assert set(chunks) == {(rows if most_rows == 64 else most_rows, 0)}
+
+
+def test_chunks_never_hold_so_few_rows_that_formed_gradients_become_ghost_sums() -> None:
+    assert not may_sum_positions(32, 2)
 
 
 class Overwrites(nn.Module):

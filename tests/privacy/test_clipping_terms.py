@@ -15,9 +15,11 @@ from dpcsgp.privacy.clipping.ghost_norms import (
     LinearGradSample,
     MaterializedGradSample,
     TiedGradSample,
+    Workspace,
     clip_factors,
     may_sum_positions,
     merge,
+    pool,
 )
 from dpcsgp.privacy.passes import SUM_SLACK, UNIT, pass_slack
 
@@ -59,12 +61,16 @@ TERMS: dict[str, GradSample] = {
     "outer, explicit": LinearGradSample(normal(5, 60, 4), normal(5, 60, 3)),
     "lookup": lookup(),
     "lookup and outer": merge(
-        [lookup(), LinearGradSample(normal(5, 2, 3, seed=5), normal(5, 2, 6, seed=6))], 5, 18
+        [lookup(), LinearGradSample(normal(5, 2, 3, seed=5), normal(5, 2, 6, seed=6))],
+        5,
+        18,
+        Workspace(),
     ),
     "two uses": merge(
         [LinearGradSample(normal(5, 2, 8, seed=n), normal(5, 2, 9, seed=7 + n)) for n in range(2)],
         5,
         72,
+        Workspace(),
     ),
     "convolution": convolution(5, 4, 5),
     "convolution, groups": convolution(5, 4, 3, groups=2),
@@ -78,12 +84,38 @@ def test_norms_and_sums_are_those_of_the_gradients(name: str) -> None:
     term = TERMS[name]
     whole = term.materialize(slice(None)).clone()
     factors = torch.tensor([1.0, 0.5, 0.0, 0.25, 2.0], dtype=torch.float64)
-    for form in (term, term.in_best_form()):
+    for form in (term, term.in_best_form(Workspace())):
         torch.testing.assert_close(
             form.norm_squared(), whole.square().sum(dim=1), rtol=1e-9, atol=1e-12
         )
         torch.testing.assert_close(form.materialize(slice(1, 3)), whole[1:3])
         torch.testing.assert_close(form.weighted_sum(factors), factors @ whole)
+
+
+def test_small_gradients_are_put_side_by_side_and_large_ones_stay() -> None:
+    small = {name: MaterializedGradSample(normal(4, size)) for name, size in (("a", 3), ("b", 2))}
+    large: dict[str, GradSample] = {
+        "formed": MaterializedGradSample(normal(4, 5000)),
+        "ghost": LinearGradSample(normal(4, 2, 3), normal(4, 2, 5)),
+    }
+    samples: dict[str, GradSample] = {**small, **large}
+    sizes, pooled = pool(samples)
+    assert samples == large and sizes == {"a": 3, "b": 2} and pooled is not None
+    parts = [small[name].gradient_EP for name in sizes]
+    torch.testing.assert_close(pooled.gradient_EP, torch.cat(parts, dim=1))
+    alone: dict[str, GradSample] = {"a": small["a"]}
+    assert pool(alone) == ({}, None) and alone == {"a": small["a"]}
+
+
+def test_a_workspace_hands_out_memory_once_until_it_is_reset() -> None:
+    memory, like = Workspace(), torch.empty(0, dtype=torch.float64)
+    for _ in range(3):
+        memory.reset()
+        parts = [memory.take((2, size), like) for size in (3, 5, 100)]
+        for value, part in enumerate(parts):
+            part.fill_(value)
+        assert all(bool((part == value).all()) for value, part in enumerate(parts))
+    assert memory.take((4,), torch.empty(0)).dtype is torch.float32
 
 
 def test_uses_of_one_parameter_are_measured_together() -> None:
@@ -128,7 +160,7 @@ def test_gradients_are_formed_where_rounding_forbids_ghost_sums(rows: int) -> No
             terms.append(convolution(rows, 32, round(positions**0.5)))
         for term in terms:
             assert may_sum_positions(rows, positions) or isinstance(
-                term.in_best_form(), MaterializedGradSample
+                term.in_best_form(Workspace()), MaterializedGradSample
             )
 
 

@@ -127,22 +127,20 @@ def test_keys_are_new_at_every_start_whatever_a_partner_says_again() -> None:
     first = joined(law, [[0], [1]], randoms=[PrivateRandomness.fresh([0]), old])
     # Node 1 says exactly what it said before (a backup, or on purpose); node 0 started anew.
     again = joined(law, [[0], [1]], randoms=[PrivateRandomness.fresh([0]), old])
-    other_run = joined(
-        law, [[0], [1]], randoms=[PrivateRandomness.seeded(1, [0]), old], run_id="another run"
-    )
-    same_run = joined(law, [[0], [1]], randoms=[PrivateRandomness.seeded(1, [0]), old])
+    same = PrivateRandomness.fresh([0])
+    other_run = joined(law, [[0], [1]], randoms=[same, old], run_id="another run")
+    same_run = joined(law, [[0], [1]], randoms=[same, old])
     drawn = [parts[0].counts(0, DIM) for parts in (first, again, other_run, same_run)]
     for left, right in itertools.combinations(drawn, 2):
         assert abs(np.corrcoef(left[0], right[0])[0, 1]) < 0.3
 
 
 def test_seeded_runs_repeat() -> None:
-    def seeded() -> np.ndarray:
-        return joined(law_of(3), [[0, 1, 2]], randoms=[PrivateRandomness.seeded(7, [0, 1, 2])])[
-            0
-        ].counts(1, DIM)
+    def seeded(run_id: str) -> np.ndarray:
+        randoms = [PrivateRandomness.seeded(7, [0, 1, 2])]
+        return joined(law_of(3), [[0, 1, 2]], randoms=randoms, run_id=run_id)[0].counts(1, DIM)
 
-    assert np.array_equal(seeded(), seeded())
+    assert np.array_equal(seeded("a run"), seeded("another run"))
 
 
 def test_a_step_is_served_once_and_never_backwards() -> None:

@@ -33,7 +33,7 @@ def test_no_hostile_row_moves_a_sum_further_than_stated(case: str, loss: str) ->
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("case", CASES)
 def test_no_hostile_row_in_many_trials(case: str, loss: str, seed: int) -> None:
-    """In all, 195 x 110 trials: more than 20,000."""
+    """In all, 270 x 110 trials: more than 20,000."""
     print(f"{case}, {loss}, seed {seed}: {largest_change(case, loss, 110, seed):.6f} clip norms")
 
 
@@ -110,7 +110,7 @@ def test_the_slack_covers_every_shape_that_is_used() -> None:
                 assert pass_slack(shape.rows, shape.chunks) <= SUM_SLACK
                 assert shape.places * shape.passes >= batch
     assert SUM_SLACK + 2.0**-11 < 0.025
-    assert GHOST_SLACK + pass_slack(64, 4) <= SUM_SLACK
+    assert GHOST_SLACK + max(pass_slack(64, 4), pass_slack(96, 2)) <= SUM_SLACK
 
 
 def test_float32_sums_stay_within_the_bound_where_rounding_is_worst() -> None:

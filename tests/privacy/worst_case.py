@@ -89,14 +89,49 @@ class Tokens(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM and a readout: explicit per-example gradients."""
+    """A recurrent layer and a readout."""
+
+    def __init__(self, kind: Callable[..., nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.layer = kind(3, 4, batch_first=True, **settings)
+        self.out = nn.Linear(8 if self.layer.bidirectional else 4, 1)
+
+    def forward(self, series: Tensor) -> Tensor:
+        return self.out(self.layer(series)[0][:, -1])
+
+
+class Explicit(nn.Module):
+    """An LSTM behind a bare parameter: explicit per-example gradients."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.out = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 1)
+        self.gain, self.rest = nn.Parameter(torch.ones(3)), Recurrent(nn.LSTM)
 
     def forward(self, series: Tensor) -> Tensor:
-        return self.out(self.lstm(series)[0][:, -1])
+        return self.rest(self.gain * series)
+
+
+class Attention(nn.Module):
+    """Attends, normalises, adds up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.layer(tokens).sum(dim=1))
+
+
+class Bag(nn.Module):
+    """Looks up bags of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.EmbeddingBag(5, 6), nn.Linear(6, 1)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.out(self.table(words.abs().nan_to_num().clamp_max(4).long()))
 
 
 class Case(NamedTuple):
@@ -139,7 +174,12 @@ CASES: dict[str, Case] = {
         lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 1)), (6,)
     ),
     "tokens": Case(Tokens, (7,)),
-    "lstm": Case(Recurrent, (5, 3), slow=True),
+    "bag": Case(Bag, (7,)),
+    "lstm": Case(lambda: Recurrent(nn.LSTM), (5, 3)),
+    "lstm, explicit": Case(Explicit, (3, 3), slow=True),
+    "gru, both ways": Case(lambda: Recurrent(nn.GRU, bidirectional=True), (5, 3)),
+    "rnn, relu": Case(lambda: Recurrent(nn.RNN, nonlinearity="relu"), (5, 3)),
+    "attention": Case(Attention, (5, 4), slow=True),
 }
 LOSSES = {"absolute": absolute, "hinge": hinge, "steep": steep}
 

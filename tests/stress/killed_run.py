@@ -7,6 +7,7 @@ more than it shows."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from dataclasses import replace
@@ -29,8 +30,8 @@ from dpcsgp.runtime.session import newest_checkpoint
 
 
 class Wiretap(Simulator):
-    """A network that appends the kind, round and node of every frame to a file before the frame
-    arrives anywhere."""
+    """A network that appends kind, round, node and digest of every frame to a file before the
+    frame arrives anywhere."""
 
     def __init__(self, topology: Topology, path: Path) -> None:
         super().__init__(topology)
@@ -41,7 +42,8 @@ class Wiretap(Simulator):
         kind = "gradient" if self.carries_gradient else "polish"
         for frame_B in frames_NB.numpy():
             fields = frames._HEADER.unpack_from(frame_B.data)
-            self._file.write(f"{kind} {fields[5]} {fields[4]}\n".encode())
+            digest = hashlib.blake2b(frame_B.tobytes(), digest_size=8).hexdigest()
+            self._file.write(f"{kind} {fields[5]} {fields[4]} {digest}\n".encode())
         self.carries_gradient = False
         return super().exchange(frames_NB)
 
@@ -76,6 +78,7 @@ def main() -> None:
     print("ready", flush=True)
     progress = training.train(run, watch=lambda _: time.sleep(0.01), resume_from=checkpoint)
     write_results(folder, design, run, progress)
+    run.gradients.forget_all()
 
 
 if __name__ == "__main__":

@@ -72,12 +72,16 @@ class TrialPairs:
         steps: int,
         spent_by_node: Mapping[int, Any],
         gather: Any,
-        paid_steps: int = 0,
+        paid_steps: Sequence[int] = (),
     ) -> list[int]:
         """All nodes of all trials release in every step."""
         for part in self._parts:
             part.begin(first_step, [steps] * self.size)
         return [steps] * len(self.nodes)
+
+    def active(self, step: int) -> tuple[bool, ...]:
+        """All nodes of a trial release."""
+        return (True,) * self.size
 
     def event(self, row: int, step: int) -> ReleaseEvent:
         """Return what a release of this node costs."""

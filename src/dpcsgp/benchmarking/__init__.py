@@ -9,6 +9,7 @@ from dpcsgp.benchmarking import opacus_modes
 from dpcsgp.benchmarking.clipping import benchmark_clipping
 from dpcsgp.benchmarking.compression import benchmark_compression
 from dpcsgp.benchmarking.mixing import benchmark_mixing
+from dpcsgp.benchmarking.models import benchmark_models
 from dpcsgp.benchmarking.noise import benchmark_noise
 from dpcsgp.benchmarking.scale import ScalePoint, benchmark_scale
 from dpcsgp.benchmarking.step import Hotspot, benchmark_step
@@ -17,7 +18,7 @@ from dpcsgp.errors import ConfigError
 
 __all__ = ["GROUPS", "Hotspot", "Measurements", "Ratio", "ScalePoint", "benchmark"]
 
-GROUPS: Final = ("clipping", "compression", "mixing", "noise", "step", "scale")
+GROUPS: Final = ("clipping", "models", "compression", "mixing", "noise", "step", "scale")
 
 
 @final
@@ -55,6 +56,10 @@ def benchmark(group: str = "all", quick: bool = False) -> Measurements:
     for name in GROUPS if group == "all" else (group,):
         if name in simple:
             outcome.ratios += simple[name](quick)
+        elif name == "models":
+            ratios, notes = benchmark_models(quick)
+            outcome.ratios += ratios
+            outcome.notes += notes
         elif name == "step":
             ratios, outcome.hotspots = benchmark_step(quick)
             outcome.ratios += ratios
@@ -63,13 +68,13 @@ def benchmark(group: str = "all", quick: bool = False) -> Measurements:
             outcome.ratios += ratios
     if quick:
         outcome.ratios = [replace(ratio, limit=None) for ratio in outcome.ratios]
-    outcome.notes = _notes(group, quick)
+    outcome.notes += _notes(group, quick)
     return outcome
 
 
 def _notes(group: str, quick: bool) -> list[str]:
     notes = ["--quick: tiny sizes, no limits; the figures say nothing about speed"] if quick else []
-    if group in ("clipping", "all") and not opacus_modes.is_installed():
+    if group in ("clipping", "models", "all") and not opacus_modes.is_installed():
         notes.append(opacus_modes.MISSING)
     if deciding_clock() == "cpu":
         notes.append(

@@ -11,6 +11,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 from dpcsgp.errors import DpcsgpError
@@ -53,15 +55,24 @@ class Peer:
         assert self._process.stdin and self._process.stdout
         self._process.kill()
         self._process.wait()
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it had ended before it read the last line
+            self._process.stdin.close()
         self._process.stdout.close()
 
 
 def serve(workload: str, mode: str) -> None:
     """Be the process of a peer: one gradient and one line of times for every line of input."""
+    from dpcsgp.benchmarking.models import model_workload, one_thread
     from dpcsgp.benchmarking.workload import WORKLOADS
 
-    gradients = WORKLOADS[workload].opacus(mode)
+    if workload.startswith("model "):
+        with one_thread():
+            _answer(model_workload(workload.removeprefix("model ")).opacus(mode))
+    else:
+        _answer(WORKLOADS[workload].opacus(mode))
+
+
+def _answer(gradients: Callable[[], object]) -> None:
     for _ in sys.stdin:
         wall, cpu = time.perf_counter(), time.process_time()
         gradients()

@@ -10,24 +10,34 @@ Legend: N nodes, D coordinates.
 from __future__ import annotations
 
 import cProfile
+import itertools
 import pstats
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
 from dpcsgp.algorithms import DPCSGP
-from dpcsgp.benchmarking.stopwatch import Ratio, Times, compare, deciding_clock, measure
+from dpcsgp.benchmarking.stopwatch import Clock, Ratio, Times, compare, deciding_clock, measure
 from dpcsgp.benchmarking.workload import NOISE, TINY, Workload
 from dpcsgp.compression import parse_compressor
 from dpcsgp.graphs import directed_exponential
 from dpcsgp.network import Simulator
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy import Budget, LedgerBook, PrivateGradients, clipping_engine
+from dpcsgp.privacy import (
+    Budget,
+    GaussianMechanism,
+    LedgerBook,
+    PrivateGradients,
+    clipping_engine,
+)
+from dpcsgp.privacy.kept_releases import KeptReleases
+from dpcsgp.privacy.pair_noise import PairNoise
+from dpcsgp.privacy.shared_noise import SharedNoise, calibrate_shared_noise
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.metrics import Recorder
 from dpcsgp.training import Progress, Run, Schedule, train
@@ -54,10 +64,23 @@ class Hotspot:
 
 
 @contextmanager
-def training_run(work: Workload, steps: int, momentum: float = 0.0) -> Iterator[Run]:
-    """Put together a run of DP-CSGP on an exponential graph, with ledgers in a temporary folder."""
+def training_run(
+    work: Workload,
+    steps: int,
+    momentum: float = 0.0,
+    *,
+    max_colluders: int | None = None,
+    keeps: bool = False,
+) -> Iterator[Run]:
+    """Put together a run of DP-CSGP on an exponential graph, with ledgers in a temporary folder.
+
+    With `max_colluders` all pairs of nodes share noise; with `keeps` releases stay on disk.
+    """
     nodes, topology = range(work.num_nodes), directed_exponential(work.num_nodes)
+    random = PrivateRandomness.fresh(nodes)
     mechanism = work.mechanism(NOISE)
+    if max_colluders is not None:
+        mechanism = _with_pairs(mechanism, max_colluders, random)
     algorithm = DPCSGP(parse_compressor(SPEC), learning_rate=0.1, mixing_rate=MIXING_RATE)
     with tempfile.TemporaryDirectory(prefix="dpcsgp-benchmark-") as folder:
         ledger = LedgerBook(Path(folder) / "ledger", nodes, "benchmark")
@@ -68,8 +91,9 @@ def training_run(work: Workload, steps: int, momentum: float = 0.0) -> Iterator[
             mechanism=mechanism,
             budget=Budget.unlimited(nodes),
             ledger=ledger,
-            random=PrivateRandomness.fresh(nodes),
+            random=random,
             nodes=nodes,
+            kept=KeptReleases(Path(folder) / "kept", "run", tuple(nodes)) if keeps else None,
         )
         try:
             yield Run(
@@ -85,6 +109,62 @@ def training_run(work: Workload, steps: int, momentum: float = 0.0) -> Iterator[
             )
         finally:
             ledger.close()
+
+
+def _with_pairs(
+    mechanism: GaussianMechanism, max_colluders: int, random: PrivateRandomness
+) -> GaussianMechanism:
+    """Return the mechanism with noise that cancels between all pairs of its equal nodes."""
+    sizes, num_nodes = mechanism.expected_batch_sizes, len(mechanism.num_examples)
+    factors = tuple(1 / batch for batch in sizes)
+    sensitivities = [factor * mechanism.clip_norm for factor in factors]
+    own, shared = calibrate_shared_noise(
+        mechanism.noise_multipliers, sensitivities, max_colluders, price=0.01
+    )
+    rates = tuple(b / total for b, total in zip(sizes, mechanism.num_examples, strict=True))
+    law = SharedNoise(
+        own, shared, factors, mechanism.clip_norm, rates, mechanism.sampling, max_colluders
+    )
+    pairs = PairNoise(law, range(num_nodes), random, "benchmark", [(1.0, 1e-4)] * num_nodes)
+    pairs.meet(lambda name, value: [value])
+    pairs.begin(0, [2**40] * num_nodes)
+    return replace(mechanism, shared=law, pairs=pairs)
+
+
+def _compare_gradients(work: Workload, rounds: int, clock: Clock, quick: bool) -> list[Ratio]:
+    """Time private gradients with shared noise, and with kept releases, beside bare ones."""
+    colluders = min(3, work.num_nodes - 2)
+    with (
+        training_run(work, 1) as bare,
+        training_run(work, 1, max_colluders=colluders) as shared,
+        training_run(work, 1, keeps=True) as kept,
+    ):
+        model_ND = bare.anchor_D.expand(work.num_nodes, -1)
+        counter = itertools.count()
+
+        def gradient(run: Run) -> Callable[[], object]:
+            return lambda: run.gradients(model_ND, next(counter))
+
+        runs = {"private gradient": bare, "shared noise": shared, "kept on disk": kept}
+        times = measure({name: gradient(run) for name, run in runs.items()}, rounds=rounds)
+    size = f"{work.num_nodes} nodes x batch {work.batch_size}, ledger on disk"
+    notes = {
+        "shared noise": f"all pairs of {size}",
+        "kept on disk": f"{size}; waits for the disk, so by the wall clock",
+    }
+    limits = {"shared noise": 1.5, "kept on disk": None}
+    return [
+        compare(
+            "step",
+            times,
+            name,
+            "private gradient",
+            clock="wall" if name == "kept on disk" else clock,
+            limit=None if quick else limits[name],
+            note=note,
+        )
+        for name, note in notes.items()
+    ]
 
 
 def time_steps(run: Run, around: Callable[[int, bool], None] = lambda step, starts: None) -> Times:
@@ -190,4 +270,5 @@ def benchmark_step(quick: bool = False) -> tuple[list[Ratio], list[Hotspot]]:
     ratios = [
         compare("step", times, "whole private step", "plain SGD", clock=clock, limit=1.6, note=note)
     ]
+    ratios += _compare_gradients(work, rounds, clock, quick)
     return [*ratios, written], profile_steps(work, rounds, momentum=0.5)

@@ -35,11 +35,16 @@ class Workload:
     num_nodes: int
     batch_size: int
     examples_per_node: int
+    words: int = 0  # inputs are words of so large a vocabulary; 0: numbers
+    build: Callable[[], nn.Module] | None = None  # None: a model that a config names
+    build_peer: Callable[[], nn.Module] | None = None  # the same model as peers need it
 
     @cached_property
     def module(self) -> nn.Module:
         """The network, with the same initial weights every time."""
         with torch_seed(0, "benchmark"):
+            if self.build is not None:
+                return self.build()
             return build_model(self.model, self.input_shape, 10)
 
     @cached_property
@@ -47,7 +52,9 @@ class Workload:
         """Synthetic examples of every node; inputs of unit variance, random labels."""
         total = self.num_nodes * self.examples_per_node
         with torch_seed(1, "benchmark"):
-            inputs, labels = torch.randn(total, *self.input_shape), torch.randint(10, (total,))
+            shape = (total, *self.input_shape)
+            inputs = torch.randint(1, self.words, shape) if self.words else torch.randn(shape)
+            labels = torch.randint(10, (total,))
         sizes = (self.examples_per_node,) * self.num_nodes
         return Supervised(self.module, inputs, labels, sizes, (inputs[:100], labels[:100]))
 
@@ -94,9 +101,8 @@ class Workload:
 
     def opacus(self, mode: str) -> Callable[[], None]:
         """Return one private gradient of Opacus per node, node after node."""
-        gradient = opacus_modes.private_gradient(
-            mode, self.module, self.batch_size, CLIP_NORM, NOISE
-        )
+        module = self.module if self.build_peer is None else self.build_peer()
+        gradient = opacus_modes.private_gradient(mode, module, self.batch_size, CLIP_NORM, NOISE)
 
         def gradients() -> None:
             for node in range(self.num_nodes):

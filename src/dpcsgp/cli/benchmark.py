@@ -20,7 +20,8 @@ def benchmark(
     group: Annotated[
         str,
         typer.Argument(
-            help="clipping, compression, mixing, noise, step, scale or all.", metavar="[GROUP]"
+            help="clipping, models, compression, mixing, noise, step, scale or all.",
+            metavar="[GROUP]",
         ),
     ] = "all",
     quick: Annotated[
@@ -35,7 +36,7 @@ def benchmark(
     """Measure ratios against plain SGD, Opacus and torch, and hold them to their limits.
 
     Exit code 1 if a limit is broken. Opacus comes with `pip install "dpcsgp[bench]"`; without it
-    its rows are left out.
+    its rows are left out, and so are models of transformers and peft where these are missing.
 
     Examples: a few seconds; some minutes and 8 GB of memory; 10 to 1000 simulated nodes:
 

@@ -39,8 +39,8 @@ def launch(
     Examples:
 
     ```
-    dpcsgp launch configs/demo.toml
-    dpcsgp launch configs/demo.toml --processes 2 --out runs/two
+    dpcsgp launch my.toml
+    dpcsgp launch my.toml --processes 2 --out runs/two
     dpcsgp launch --resume --out runs/two
     ```
 
@@ -50,7 +50,7 @@ def launch(
     ```
     GLOO_SOCKET_IFNAME=eth0 torchrun --nnodes 3 --nproc-per-node 1 \\
         --node-rank RANK --master-addr ADDRESS --master-port 29500 \\
-        -m dpcsgp run configs/demo.toml --set graph.num_nodes=3 \\
+        -m dpcsgp run my.toml --set graph.num_nodes=3 \\
         --out runs/three
     ```
     """

@@ -13,6 +13,7 @@ from dpcsgp.cli import (
     account,
     audit,
     benchmark,
+    config,
     data,
     demo,
     doctor,
@@ -49,6 +50,7 @@ cli.command("report")(report.report)
 cli.command("benchmark")(benchmark.benchmark)
 cli.command("reproduce")(reproduce.reproduce)
 # Groups with commands of their own.
+cli.add_typer(config.app, name="config")
 cli.add_typer(ledger.app, name="ledger")
 cli.add_typer(data.app, name="data")
 party.app.command("check")(party_watch.check)

@@ -16,6 +16,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from dpcsgp.console.tables import outcome_table, plan_table
 from dpcsgp.runs.data import Downloads
@@ -57,7 +58,7 @@ class ConsoleReporter:
             yield every_tenth(self._line)
             return
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TimeRemainingColumn(),
@@ -76,12 +77,12 @@ class ConsoleReporter:
             yield show
 
     def _line(self, standing: Standing) -> None:
-        self.console.print(str(standing), highlight=False, markup=False, soft_wrap=True)
+        self._print(str(standing))
         sys.stdout.flush()
 
     def say(self, text: str) -> None:
         """Print one sentence."""
-        self.console.print(text, style="yellow")
+        self.console.print(Text(text, style="yellow"))
 
     def outcome(self, summary: Mapping[str, Any], folder: Path, page: Path | None) -> None:
         """Print the closing table, and where results and page are."""
@@ -91,7 +92,7 @@ class ConsoleReporter:
         self._print(f"results: {folder}" + (f"    page: {page}" if page else ""))
 
     def _print(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(Text(text), highlight=False, soft_wrap=True)
 
 
 def _pace(summary: Mapping[str, Any]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.wording import outcome_rows, plan_rows
@@ -16,7 +16,7 @@ def plan_table(design: RunDesign) -> Table:
     """Say what is about to happen and what it will cost."""
     table = Table(title="about to train", show_header=False, title_justify="left")
     for name, value in plan_rows(design).items():
-        table.add_row(name, escape(value))
+        table.add_row(name, Text(value))  # as it is: `:m:` in a name is no emoji
     return table
 
 
@@ -28,7 +28,7 @@ def outcome_table(*summaries: Mapping[str, Any]) -> Table:
         table.add_column(str(summary["algorithm"]), justify="right")
     columns = [outcome_rows(summary) for summary in summaries]
     for name in _names(columns):
-        table.add_row(name, *(escape(column.get(name, "-")) for column in columns))
+        table.add_row(name, *(Text(column.get(name, "-")) for column in columns))
     return table
 
 

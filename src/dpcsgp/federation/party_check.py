@@ -15,7 +15,7 @@ from typing import Final, final
 from dpcsgp.errors import ConfigError, DpcsgpError, WireError
 from dpcsgp.federation.agreement import Agreement, examine
 from dpcsgp.federation.consent import check_own_card, require_consent
-from dpcsgp.federation.party_data import NO_EXAMPLES, load_own_data
+from dpcsgp.federation.party_data import load_own_data
 from dpcsgp.federation.party_run import PartyRequest, own_end, peers_of, refuse_unsupported
 from dpcsgp.federation.party_status import read_status
 from dpcsgp.federation.peers import Neighbours, Peer
@@ -77,7 +77,7 @@ def _found(subject: str, ask: Callable[[], object], detail: str) -> Finding:
 def _data(request: PartyRequest, agreement: Agreement) -> Finding:
     """Hold the data against the roster, if they were named."""
     roster, shape = request.roster, request.roster.data
-    if roster.config.task.name == "own" and request.examples == NO_EXAMPLES:
+    if roster.config.task.name == "own" and request.examples.is_empty:
         wanted = f"inputs {list(shape.input_shape)}, {shape.num_classes} classes"
         return Finding("data", None, f"give --data FILE to have them checked: {wanted}")
     return _found(

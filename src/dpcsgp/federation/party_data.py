@@ -12,7 +12,7 @@ from dpcsgp.runs.data import Downloads, RunData, load_builtin_data
 from dpcsgp.runs.data_files import load_examples
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.user_data import UserData
-from dpcsgp.tasks.node_data import NodeData, count_examples, stack_examples
+from dpcsgp.tasks.node_data import NodeData, count_examples
 from dpcsgp.tasks.supervised import LOSSES, Metric
 
 
@@ -32,6 +32,12 @@ class OwnExamples:
     target: str | None = None
     test_data: NodeData | str = None
     metrics: Mapping[str, Metric] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was named."""
+        given = (self.data, self.target, self.test_data, self.metrics)
+        return all(value is None for value in given)
 
 
 NO_EXAMPLES: Final = OwnExamples()
@@ -57,8 +63,7 @@ def load_own_data(
             'task.name = "own": every party brings its examples; give --data FILE ('
             f"inputs {list(roster.data.input_shape)}, {roster.data.num_classes} classes)"
         )
-    examples = _opened(given.data, given, roster, "data")
-    test = None if given.test_data is None else _opened(given.test_data, given, roster, "test data")
+    examples, test = (_opened(given, source, roster) for source in (given.data, given.test_data))
     _check_number(roster, node, count_examples(examples, "data"))
     sizes = roster.facts.num_examples
     node_data: list[NodeData] = [None] * len(sizes)
@@ -67,13 +72,14 @@ def load_own_data(
     metrics = usual if given.metrics is None else given.metrics
     looked_at = roster.config.run.test_examples
     data = UserData.collect(node_data, [node], test, loss, metrics, sizes, looked_at)
+    _check_form(data, roster)
     data.check(design.module, design.mechanism.expected_batch_sizes)
     return data
 
 
 def _share(roster: Roster, node: int, given: OwnExamples, downloads: Downloads | None) -> RunData:
     """Return a party's share of a data set that everybody can load."""
-    if given != NO_EXAMPLES:
+    if not given.is_empty:
         raise ConfigError(
             f'task.name = "{roster.config.task.name}": every party takes its share of that data '
             'set; leave --data out, or have a roster made with task.name = "own"'
@@ -83,24 +89,28 @@ def _share(roster: Roster, node: int, given: OwnExamples, downloads: Downloads |
     return replace(data, facts=roster.facts)
 
 
-def _opened(source: NodeData | str, given: OwnExamples, roster: Roster, where: str) -> NodeData:
-    """Read examples and refuse those of another shape."""
-    shape = roster.data.input_shape
-    if isinstance(source, str):
-        source = load_examples(source, given.target, shape)
-    inputs, targets = stack_examples(source, where)
-    # No text here quotes an example: shapes and kinds only.
-    if tuple(inputs.shape[1:]) != shape:
+def _opened(given: OwnExamples, source: NodeData | str, roster: Roster) -> NodeData:
+    """Read a file, or call a function; anything else is examples already."""
+    if not isinstance(source, str):
+        return source
+    return load_examples(source, given.target, roster.data.input_shape)
+
+
+def _check_form(data: UserData, roster: Roster) -> None:
+    """Refuse examples of another form than the roster's; no text here quotes an example."""
+    inputs, targets, shape = data.form.inputs, data.form.targets, roster.data.input_shape
+    if inputs.skeleton is not None or tuple(inputs.shape) != shape:
         raise DataError(
-            f"{where}: inputs have the shape {list(inputs.shape[1:])}, the roster says "
-            f"{list(shape)}; bring them into that shape, or have another roster made"
+            f"data: inputs have the shape {list(inputs.shape)}, the roster says {list(shape)}; "
+            "bring them into that shape, or have another roster made"
         )
-    if targets.is_floating_point() or targets.dim() != 1:
+    # Every party would number text in an order of its own.
+    one_number = targets.skeleton is None and not targets.shape
+    if data.classes is not None or not one_number or targets.dtype.is_floating_point:
         raise DataError(
-            f"{where}: targets are {targets.dtype} of shape {list(targets.shape)}; expected one "
-            f"class from 0 to {roster.data.num_classes - 1} per example"
+            f"data: targets are {targets.dtype} of shape {list(targets.shape)}; expected one class "
+            f"from 0 to {roster.data.num_classes - 1} per example, numbered alike by all parties"
         )
-    return inputs, targets
 
 
 def _check_number(roster: Roster, node: int, held: int) -> None:

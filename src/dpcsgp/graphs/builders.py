@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 import numpy as np
 
 from dpcsgp.errors import TopologyError
@@ -226,9 +225,12 @@ def from_networkx(graph: Any) -> Topology:
     Raises:
         TopologyError: not a networkx graph, or not strongly connected.
 
+    >>> import networkx as nx
     >>> from_networkx(nx.cycle_graph(4)) == undirected_ring(4)
     True
     """
+    import networkx as nx  # slow to import
+
     if not isinstance(graph, nx.Graph):
         raise TopologyError(f"graph: expected a networkx graph, got {type(graph).__name__}")
     # Labels 0 to n - 1 are node numbers already, in whatever order networkx lists them.

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final, Literal, final
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import minimize_scalar
 
 from dpcsgp.errors import UnstableError
 from dpcsgp.graphs.second_moments import EXPLICIT_NODES
@@ -130,6 +129,8 @@ def _search(topology: Topology, moments: Moments, start: float) -> float:
 
     # The cost is finite around the start, so the bracket closes on it even if all else diverges.
     upper = min(0.0, math.log(start) + math.log(4.0))
+    from scipy.optimize import minimize_scalar  # slow to import
+
     found = minimize_scalar(
         cost, bounds=(math.log(start / 4.0), upper), method="bounded", options={"xatol": 0.01}
     )

@@ -4,6 +4,7 @@ from dpcsgp.privacy.accounting import (
     calibrate_noise,
     composed_epsilon,
     epsilon,
+    epsilon_against,
     paper_noise_multiplier,
     releases_within,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "composed_epsilon",
     "effective_noise_multipliers",
     "epsilon",
+    "epsilon_against",
     "ledger_heads",
     "neighbouring_relation",
     "paper_noise_multiplier",

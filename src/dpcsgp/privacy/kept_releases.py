@@ -132,8 +132,10 @@ class KeptReleases:
             self._file(old).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Delete all releases: the run has ended."""
+        """Delete all releases, and what a kill left half-written: the run has ended."""
         self.forget_before(max(self._steps(), default=0) + 1)
+        for rest in self.folder.glob(f".step-*.part-{self.rank}-of-{self.world_size}.*.tmp"):
+            rest.unlink(missing_ok=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 

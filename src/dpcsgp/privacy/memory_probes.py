@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp.errors import ModelError
+from dpcsgp.modes import training_copy
 from dpcsgp.privacy.contents import Tokens, own, shared
 from dpcsgp.privacy.model_checks import label
 from dpcsgp.randomness import torch_seed
@@ -39,7 +40,7 @@ class _Learner(NamedTuple):
     loss: Loss | None
 
     def copy(self) -> _Learner:
-        return _Learner(copy.deepcopy(self.module).train(), _copied(self.loss))
+        return _Learner(training_copy(self.module), _copied(self.loss))
 
     def run(self, batch: Pair) -> list[tuple[str, Tensor]]:
         """Do what a training step does with a batch; return outputs, losses and gradients."""

@@ -8,6 +8,8 @@ This looks at the layers only; `model_probes` runs the model.
 from __future__ import annotations
 
 import warnings
+import weakref
+from typing import Final
 
 import torch
 from torch import nn
@@ -16,12 +18,17 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from dpcsgp.errors import ModelError
+from dpcsgp.modes import has_frozen_statistics
+
+_MOST_NAMED: Final = 3  # layers that a warning lists
+_WARNED: Final[weakref.WeakSet[nn.Module]] = weakref.WeakSet()
 
 
-def check_model(module: nn.Module) -> None:
+def check_model(module: nn.Module, warn: bool = True) -> None:
     """Refuse a model that cannot be trained privately; the error names the layer and a replacement.
 
-    Warns about in-place layers and about Dropout, which work but deserve a thought.
+    Warns once of in-place layers and of Dropout, which work but deserve a thought, unless `warn` is
+    False.
     """
     # Layers first, because their errors name a remedy; then parameters; then what only warns.
     for name, layer in module.named_modules():
@@ -29,7 +36,9 @@ def check_model(module: nn.Module) -> None:
         if problem:
             raise ModelError(f"model layer {label(name, layer)}: {problem}")
     _check_parameters(module)
-    _warn(module)
+    if warn and module not in _WARNED:
+        _WARNED.add(module)
+        _warn(module)
 
 
 def label(name: str, layer: nn.Module) -> str:
@@ -38,12 +47,23 @@ def label(name: str, layer: nn.Module) -> str:
     return f"'{name}' ({kind})" if name else f"(the model itself, {kind})"
 
 
+def _few(labels: list[str]) -> str:
+    """List the first of many layers."""
+    more = len(labels) - _MOST_NAMED
+    return ", ".join(labels[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def _problem(layer: nn.Module) -> str | None:
     """Return what is wrong with one layer and how to mend it."""
     # Statistics over the batch or kept from one batch to the next.
+    if has_frozen_statistics(layer):
+        return None
     if isinstance(layer, _BatchNorm):
         group_norm = _group_norm(layer.num_features)
-        return f"it normalises over the batch, which mixes examples; replace it by {group_norm}"
+        return (
+            "it normalises over the batch, which mixes examples; keep what it learned from public "
+            f"data with layer.requires_grad_(False).eval(), or replace it by {group_norm}"
+        )
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
         settings = f"{layer.num_features}, affine={layer.affine}, track_running_stats=False"
         fixed = f"nn.{type(layer).__name__}({settings})"
@@ -115,7 +135,7 @@ def _warn(module: nn.Module) -> None:
     inplace = [label(name, layer) for name, layer in layers if getattr(layer, "inplace", False)]
     if inplace:
         warnings.warn(
-            f"in-place layers {', '.join(inplace)}: gradients stay exact, but inplace=False is "
+            f"in-place layers {_few(inplace)}: gradients stay exact, but inplace=False is "
             "safer and costs only memory",
             UserWarning,
             stacklevel=3,
@@ -123,11 +143,11 @@ def _warn(module: nn.Module) -> None:
     dropout = [
         label(name, layer)
         for name, layer in layers
-        if isinstance(layer, nn.modules.dropout._DropoutNd)
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0
     ]
     if dropout:
         warnings.warn(
-            f"Dropout layers {', '.join(dropout)}: their masks do not add to privacy; with noisy "
+            f"Dropout layers {_few(dropout)}: their masks do not add to privacy; with noisy "
             "gradients training is often better without them",
             UserWarning,
             stacklevel=3,

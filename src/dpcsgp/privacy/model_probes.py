@@ -11,7 +11,6 @@ Legend: P probe examples, D coordinates.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp.errors import ModelError
+from dpcsgp.modes import training_copy
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping.contract import check_losses
 from dpcsgp.privacy.clipping.engine import SMALLEST_CLIP, Loss, clipping_engine
@@ -77,11 +77,11 @@ def check_examples_independent(
     Raises:
         ModelError: with the layer and what to do.
     """
-    probe = copy.deepcopy(module).train()
+    probe = training_copy(module)
     first = _probe_batch(example_input, "first", public)
     originals = first.clone()
     _warn_about_in_place(probe, first.clone())
-    probe = copy.deepcopy(module).train()
+    probe = training_copy(module)
     with torch_seed(0, "model probe masks"), torch.no_grad():
         probe(first)
     if not torch.equal(first, originals):
@@ -109,7 +109,7 @@ def _check_rows(
         _resized(batch(_REMEMBERED, f"batch {number}"), size) for number, size in enumerate(_SIZES)
     ]
     check_memory(module, loss, settle, batches, _hostile(settle))
-    probed = copy.deepcopy(module).train()
+    probed = training_copy(module)
     steady = _deterministic(probed, batch(_NUM_EXAMPLES, "first")[0])
     probe = RowProbe(probed, loss, batch, steady)
     # The small batch always, thoroughly if that is cheap; others as far as the work allows.
@@ -240,7 +240,7 @@ def check_gradients_reach(
 
 def _refuse_unreached(module: nn.Module, loss: Loss, batch: Pair) -> None:
     """Refuse a loss without one value per example, and parameters that get no gradient from it."""
-    probe = copy.deepcopy(module).train()
+    probe = training_copy(module)
     named = [
         (name, parameter) for name, parameter in probe.named_parameters() if parameter.requires_grad
     ]
@@ -347,7 +347,7 @@ def _refuse_difference(difference_D: Tensor, size: float) -> None:
 
 def _deterministic(module: nn.Module, inputs: Tensor) -> nn.Module:
     """Return a copy in train() mode if that repeats itself on the same inputs, else in eval()."""
-    copied = copy.deepcopy(module).train()
+    copied = training_copy(module)
     traces: list[list[Tensor]] = []
     for purpose in ("one", "other"):
         with torch_seed(0, f"model probe chance {purpose}"), torch.no_grad():

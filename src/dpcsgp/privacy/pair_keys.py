@@ -60,6 +60,7 @@ class KeyPairs:
     """
 
     def __init__(self, random: PrivateRandomness) -> None:
+        self._seeded = random.reproducible
         self._private: dict[int, X25519PrivateKey] = {}
         self.halves: dict[int, PublicHalf] = {}
         for row, node in enumerate(random.nodes):
@@ -79,6 +80,8 @@ class KeyPairs:
         Raises:
             WireError: a node told a public key that gives no secret.
         """
+        # The run's name is drawn anew by every run, and seeded runs repeat.
+        run_id = "seeded" if self._seeded else run_id
         keys: dict[tuple[int, int], bytes] = {}
         for group in noise_groups(len(halves)):
             for own in (node for node in group if node in self._private):

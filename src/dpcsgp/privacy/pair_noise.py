@@ -67,7 +67,7 @@ class PairNoise:
         steps: int,
         spent_by_node: Mapping[int, Releases],
         gather: Gather,
-        paid_steps: int = 0,
+        paid_steps: Sequence[int] = (),
     ) -> list[int]:
         """Agree with all others on keys and on who releases when.
 
@@ -76,7 +76,7 @@ class PairNoise:
             steps: number of steps of the run.
             spent_by_node: what the hosted nodes' ledgers hold.
             gather: all-gathers a JSON value under a name, by rank.
-            paid_steps: how many of the next steps the hosted nodes have released already.
+            paid_steps: how many of the next steps each hosted node has released already.
 
         Returns:
             The first step in which each hosted node releases nothing any more.
@@ -95,7 +95,7 @@ class PairNoise:
         self,
         gather: Gather,
         spent_by_node: Mapping[int, Releases] | None = None,
-        paid_steps: int = 0,
+        paid_steps: Sequence[int] = (),
     ) -> dict[int, Any]:
         """Agree on the keys of all pairs; return what every node said of its ledger, unread."""
         mine = self._told(spent_by_node or {}, paid_steps)
@@ -174,12 +174,15 @@ class PairNoise:
         """Return the standard deviation of a pair's noise in steps of the lattice."""
         return self.law.shared * (1 + SENSITIVITY_SLACK) / self.law.lattice(dim)
 
-    def _told(self, spent_by_node: Mapping[int, Releases], paid_steps: int) -> dict[str, Any]:
+    def _told(
+        self, spent_by_node: Mapping[int, Releases], paid_steps: Sequence[int]
+    ) -> dict[str, Any]:
         """Return what the hosted nodes tell: public key and nonce, and their ledgers' releases."""
+        paid = dict(zip(self.nodes, paid_steps, strict=False))
         return {
             str(node): [
                 self._keys.halves[node].as_json(),
-                [_write_releases(spent_by_node.get(node, ())), paid_steps],
+                [_write_releases(spent_by_node.get(node, ())), paid.get(node, 0)],
             ]
             for node in self.nodes
         }

@@ -40,7 +40,6 @@ from typing import Final, cast
 
 import numpy as np
 from scipy.fft import next_fast_len
-from scipy.signal import lfilter
 from scipy.special import ndtr, ndtri
 
 from dpcsgp.privacy.events import NeighbouringRelation, ReleaseEvent
@@ -353,6 +352,8 @@ def read_epsilon(grid: LossGrid, delta: float) -> float:
     top_down = np.concatenate([[0.0], grid.masses[::-1]])  # one more point on top, above all losses
     above = np.cumsum(top_down) - top_down
     # sum over losses > own of mass * exp(own - loss)
+    from scipy.signal import lfilter  # takes half a second to import
+
     discounted = lfilter([0.0, shrink], [1.0, -shrink], top_down)
     exceeding = np.flatnonzero(grid.infinite + above - discounted > delta)
     at = int(exceeding[0]) if len(exceeding) else len(grid.masses)

@@ -1,7 +1,7 @@
 """The private step: draw, fetch, clip, add noise, divide, keep, spend and record, hand over.
 
 The sums are divided by public constants only.
-Private examples are fetched here and nowhere else; what comes out is private already.
+Private examples are fetched here (`fetching`) and nowhere else; what comes out is private already.
 
 Legend: N hosted nodes, E places for examples, D coordinates.
 """
@@ -20,6 +20,7 @@ from dpcsgp.privacy.accounting import composed_epsilon, epsilon_against
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping.engine import CheckedEngine, ClippingEngine
 from dpcsgp.privacy.events import ReleaseEvent, ReleaseLog
+from dpcsgp.privacy.fetching import fetch_examples
 from dpcsgp.privacy.kept_releases import KeptReleases, Release, missing_lines
 from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.privacy.pair_noise import Gather
@@ -123,27 +124,38 @@ class PrivateGradients:
         Returns:
             How many releases the richest hosted node may still make; None: without limit.
         """
-        pairs = self.mechanism.pairs
+        pairs, paid = self.mechanism.pairs, self._paid_steps(first_step)
         if pairs is not None:
             spent = {node: self.ledger.releases(node) for node in self.nodes}
             # With pairs a budget depends on when the others stop: it is known only now.
-            paid = self._paid_steps(first_step)
             ends = pairs.join(first_step, steps, spent, gather, paid)
-            self.budget.remaining[:] = [end - first_step - paid for end in ends]
-        left = self.releases_left()
-        # Kept releases that are paid for carry the run further than the budget says.
-        return None if left is None else left + self._paid_steps(first_step)
+            self.budget.remaining[:] = [
+                max(0, end - first_step - steps_paid)
+                for end, steps_paid in zip(ends, paid, strict=True)
+            ]
+        # Kept releases that are paid for carry a node further than its budget says.
+        left = [
+            None if remaining is None else remaining + steps_paid
+            for remaining, steps_paid in zip(self.budget.remaining, paid, strict=True)
+        ]
+        known = [value for value in left if value is not None]
+        return max(known, default=0) if len(known) == len(left) else None
 
-    def _paid_steps(self, first_step: int) -> int:
-        """Return how many of the next steps are kept and in all ledgers already."""
+    def _paid_steps(self, first_step: int) -> list[int]:
+        """Return how many of the next steps are kept and in its ledger, for each hosted node."""
+        paid = [0] * len(self.nodes)
         if self.kept is None:
-            return 0
-        in_a_row = self.kept.steps_from(first_step)
-        for count in range(in_a_row):
+            return paid
+        recorded = self.num_releases()
+        for count in range(self.kept.steps_from(first_step)):
             release = self.kept.find(first_step + count)
-            if release is None or any(missing_lines(release, self.num_releases())):
-                return count
-        return in_a_row
+            assert release is not None
+            missing = missing_lines(release, recorded)
+            for row, event in enumerate(release.events):
+                # A crash may have come between the lines of two nodes.
+                if event is not None and not missing[row]:
+                    paid[row] = count + 1
+        return paid
 
     def __call__(self, model_ND: Tensor, step: int) -> Tensor:
         """Return this step's private gradients (N, D); zeros for nodes that release nothing.
@@ -151,12 +163,12 @@ class PrivateGradients:
         A release that an earlier start made and kept is returned as it is: nothing is drawn.
         """
         if self.kept is None:
-            active = self._active()
+            active = self._active(step)
             self._spend_and_record(step, self._events(step, active))
             return self._released(model_ND, step, active)
         release = self.kept.find(step)
         if release is None:
-            active, counts = self._active(), self.num_releases()
+            active, counts = self._active(step), self.num_releases()
             events = tuple(self._events(step, active))
             release = Release(self._released(model_ND, step, active), events, tuple(counts))
             self.kept.keep(step, release)
@@ -204,15 +216,14 @@ class PrivateGradients:
         """Return how many releases each hosted node has made, replayed ones included."""
         return [sum(count for _, count in self.ledger.releases(node)) for node in self.nodes]
 
-    def releases_left(self) -> int | None:
-        """Return how many releases the richest hosted node may still make; None: without limit."""
-        left = self.budget.remaining
-        return None if None in left else max((value or 0 for value in left), default=0)
-
-    def _active(self) -> list[bool]:
-        """Say which nodes can release: those with data and budget."""
-        has_data = [total > 0 for total in self.mechanism.num_examples]
-        return [self.budget.allows(row) and has_data[row] for row in range(len(self.nodes))]
+    def _active(self, step: int) -> list[bool]:
+        """Say which nodes release: those with data and budget, as all others know."""
+        pairs, has_data = self.mechanism.pairs, [n > 0 for n in self.mechanism.num_examples]
+        known = pairs.active(step) if pairs is not None else None
+        return [
+            self.budget.allows(row) and has_data[row] and (known is None or known[node])
+            for row, node in enumerate(pairs.nodes if pairs is not None else self.nodes)
+        ]
 
     def _events(self, step: int, active: Sequence[bool]) -> list[ReleaseEvent | None]:
         """Return what the step costs each node; None for those that release nothing."""
@@ -240,7 +251,9 @@ class PrivateGradients:
             drawn_N = present_NE.sum(1)
             held_N1 = torch.tensor(self.source.held_examples)[:, None]
             present_NE = present_NE & (indices_NE < held_N1)
-            inputs, targets = self.source.examples(indices_NE)
+            inputs, targets, present_NE = fetch_examples(
+                self.source, indices_NE, present_NE, self.mechanism.shapes, self.random, step
+            )
             if self.augment is not None:  # per example and before clipping
                 inputs = self.augment(inputs, self.random, step)
             # Passes run where the data are (`run.device`); state, noise and messages stay in host

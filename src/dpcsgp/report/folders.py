@@ -176,6 +176,12 @@ def _remedy(folder: Path) -> str:
             f"`dpcsgp report {folder}/*`"
         )
     if (folder / "config.toml").exists():
+        settings, _ = _read_settings(folder / "config.toml")
+        if settings.get("task.name") == "own":
+            return (
+                "the run has not ended: finish it by the script that started it, with "
+                f"dpcsgp.train(..., out={str(folder)!r}, resume=True)"
+            )
         return f"the run has not ended: finish it with `dpcsgp run --resume --out {folder}`"
     return "give a results folder that `dpcsgp run --out` wrote"
 

@@ -23,7 +23,9 @@ MEASURES: Mapping[str, Callable[[Done], float]] = {
     "bytes_per_edge": lambda done: as_float(done.summary["bytes_per_edge"]),
     "epsilon_claimed": lambda done: as_float(done.summary["epsilon_claimed"]),
     "epsilon_verified": lambda done: as_float(done.summary["epsilon"]),
-    "epsilon_all_collude": lambda done: as_float(done.summary["epsilon_all_collude"]),
+    "epsilon_all_collude": lambda done: as_float(
+        done.summary.get("epsilon_all_collude", done.summary["epsilon"])
+    ),
     "disagreement": lambda done: as_float(done.summary.get("disagreement")),
 }
 

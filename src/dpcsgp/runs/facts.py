@@ -23,12 +23,14 @@ DIGITS_CLASSES: Final = 10
 class Facts:
     """What is public about the data: shapes, and each node's declared number of examples.
 
-    The number of classes is 0 for a user's own module.
+    The number of classes is 0 for a user's own module. `details` are further facts by name that all
+    processes must share, such as the order of labels.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
     num_examples: tuple[int, ...]
+    details: tuple[tuple[str, str], ...] = ()
 
 
 def refuse_own(config: Config) -> None:

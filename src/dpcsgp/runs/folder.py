@@ -89,11 +89,11 @@ class ResultsFolder:
         Args:
             average_D: the average model; None where nobody has all models.
             models_ND: every node's model.
-            nodes: whose models these are; None: of all nodes, from 0 on.
+            nodes: whose models these are; None: those of all nodes, in order.
         """
         tensors = {"node_models": models_ND.cpu().contiguous()}
         if nodes is not None:
-            tensors["nodes"] = torch.tensor(nodes)
+            tensors["nodes"] = torch.tensor(nodes, dtype=torch.int64)
         if average_D is not None:
             tensors["average_model"] = average_D.cpu().contiguous()
         write_atomically(self.path / "model.safetensors", save(tensors))
@@ -107,6 +107,13 @@ class ResultsFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "environment.json", {"run_id": self.run_id, **environment()})
         write_atomically(self.path / "config.toml", to_toml(config).encode())
+
+
+def write_classes(folder: Path, classes: Sequence[Any] | None) -> None:
+    """Keep the labels that the model's outputs stand for, if labels were mapped."""
+    if classes is not None:
+        labels = [label if isinstance(label, int | float) else str(label) for label in classes]
+        write_atomically(folder / "classes.json", (json.dumps(labels) + "\n").encode())
 
 
 def refuse_taken(path: Path) -> None:

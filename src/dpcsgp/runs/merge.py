@@ -141,6 +141,7 @@ def merge_parts(
     rows = [merge_rows(same) for same in zip(*(part["rows"] for part in parts), strict=True)]
     final = states.joined("final", ranks, progress.state)
     average_D = None
+    nodes = [node for rank in ranks for node in parts[rank]["rows"][-1]["nodes"]]
     if len(ranks) == len(parts):  # otherwise nobody has all models, and nobody can average them
         average_D = run.algorithm.average(final)
         moments = [states.joined(row["step"], ranks, progress.state) for row in rows[:-1]]
@@ -148,7 +149,8 @@ def merge_parts(
             if state is not None:
                 row |= average_scores(run, state)
     # Models, rows and summary, each by an atomic write; the summary last, as the sign of the end.
-    folder.write_model(average_D, run.algorithm.model(final))
+    complete = average_D is not None
+    folder.write_model(average_D, run.algorithm.model(final), None if complete else nodes)
     lines = "".join(json.dumps(plain(row)) + "\n" for row in rows)
     write_atomically(folder.path / "metrics.jsonl", lines.encode())
     summary = merge_summaries(parts, rows[-1])

@@ -2,41 +2,71 @@
 
 The checks are of model, loss and data.
 
-The model is probed on test data or on random inputs, never on private data; data errors name node
-and example and are raised where the data are.
+The model is probed on test data or on random inputs, never on private data. Of private whole
+numbers only the smallest and largest are tried, in a made-up example (`range_checks`); data errors
+name node and example and are raised where the data are.
 
 Legend: J examples.
 """
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from dpcsgp.errors import ConfigError, DataError, DpcsgpError, ModelError
+from dpcsgp.errors import ConfigError, DpcsgpError, ModelError, RefusedDataError
+from dpcsgp.modes import evaluation_mode
 from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
 from dpcsgp.runs.facts import Facts
-from dpcsgp.tasks import LossPerExample, Supervised
-from dpcsgp.tasks.node_data import NodeData, check_labels, count_examples, stack_examples
-from dpcsgp.tasks.supervised import EVALUATION_BATCH, LOSSES, Metric
+from dpcsgp.runs.range_checks import check_label_range, check_ranges
+from dpcsgp.tasks import LossPerExample, MovableTask, Supervised
+from dpcsgp.tasks.collating import Collate, collated
+from dpcsgp.tasks.columns import public_classes
+from dpcsgp.tasks.examples import (
+    MOST_BYTES_IN_MEMORY,
+    LazyExamples,
+    StackedExamples,
+    bytes_per_row,
+    collect_examples,
+)
+from dpcsgp.tasks.lazy_task import LazySupervised
+from dpcsgp.tasks.node_data import (
+    Classes,
+    NodeData,
+    RowForm,
+    check_labels,
+    count_examples,
+    opened,
+    raw_targets,
+)
+from dpcsgp.tasks.scale_hints import warn_about_scale
+from dpcsgp.tasks.supervised import LOSSES, Metric, logits_of
+from dpcsgp.tasks.trees import Packing, UnpackInput, UnpackTarget
+
+Part = StackedExamples | LazyExamples
 
 
 @final
 @dataclass(frozen=True)
 class UserData:
-    """The examples of the hosted nodes, public test data, and what is measured on these."""
+    """The examples of the hosted nodes, public test data, and what is measured on these.
 
-    parts: dict[int, tuple[Tensor, Tensor]]
+    Inputs and targets are packed (`tasks.trees`); `form` says how, and `connect` lets the model
+    unpack them. `classes` are the public labels whose places are the targets, if labels are mapped.
+    """
+
+    parts: dict[int, Part]
     test: tuple[Tensor, Tensor] | None
     loss: LossPerExample
     metrics: Mapping[str, Metric]
     facts: Facts
+    form: RowForm
+    classes: Classes = None
 
     @classmethod
     def collect(
@@ -48,57 +78,90 @@ class UserData:
         metrics: Mapping[str, Metric],
         num_examples: Sequence[int] | None = None,
         test_examples: int = 0,
+        classes: Sequence[Any] | None = None,
+        collate: Collate | None = None,
     ) -> UserData:
         """Read the data of the hosted nodes; of the others at most the lengths are looked at.
 
-        `test_examples` keeps only so many of the test examples (0: all).
+        `test_examples` keeps only so many of the test examples (0: all); `collate` brings rows to
+        one shape.
         """
         # Lengths first: they are cheap, and wrong ones are refused before anything is read.
         sizes = _sizes(node_data, hosted, num_examples)
         _warn_about_shared_data(node_data, test_data)
-        held = {node: count_examples(node_data[node], f"node {node}") for node in hosted}
-        parts = {
-            node: stack_examples(node_data[node], f"node {node}") for node in hosted if held[node]
-        }
-        test = (
-            stack_examples(test_data, "test_data")
-            if count_examples(test_data, "test_data")
-            else None
-        )
+        node_data = [
+            collated(data, collate if node in hosted else None, f"node {node}")
+            for node, data in enumerate(node_data)
+        ]
+        test_data = collated(test_data, collate, "test_data")
+        # Public data next: the order of classes follows from them.
+        labels = _public_classes(test_data, classes)
+        test = _test_part(test_data, labels, test_examples)
+        parts = _parts(node_data, hosted, labels)
         # All that was read must agree in shapes and number formats.
-        known = {
-            **{f"node {node}": part for node, part in parts.items()},
-            **({"test_data": test} if test else {}),
-        }
+        known = {f"node {node}": part.form for node, part in parts.items()}
+        known |= {"test_data": test.form} if test else {}
         if not known:
             raise ConfigError(
                 f"nodes {', '.join(map(str, hosted))} of this process have no data: give "
                 "test_data, so that it knows shapes"
             )
         _refuse_differences(known)
-        if test and test_examples:
-            test = test[0][:test_examples], test[1][:test_examples]
-        inputs, _ = next(iter(known.values()))
-        return cls(parts, test, loss, metrics, Facts(tuple(inputs.shape[1:]), 0, sizes))
+        form = next(iter(known.values()))
+        if test:
+            form = RowForm(
+                form.inputs.with_stand_ins(test.inputs), form.targets.with_stand_ins(test.targets)
+            )
+            warn_about_scale(test.inputs, test.targets)
+        unpacked = {name: _unpacking(metric, form.targets) for name, metric in metrics.items()}
+        return cls(
+            parts,
+            (test.inputs, test.targets) if test else None,
+            _unpacking(loss, form.targets),
+            unpacked,
+            Facts(tuple(form.inputs.shape), 0, sizes, _details(form, labels)),
+            form,
+            labels,
+        )
 
     @property
     def example(self) -> tuple[Tensor, Tensor]:
         """Zeros of the shapes and formats of one example."""
-        inputs, targets = next(iter(self.parts.values()), self.test) or (
-            torch.zeros(1),
-            torch.zeros(1),
+        inputs, targets = self.form.inputs, self.form.targets
+        return (
+            torch.zeros(inputs.shape, dtype=inputs.dtype),
+            torch.zeros(targets.shape, dtype=targets.dtype),
         )
-        return torch.zeros_like(inputs[0]), torch.zeros_like(targets[0])
 
-    def task(self, module: nn.Module, nodes: Sequence[int]) -> Supervised:
+    def connect(self, module: nn.Module) -> None:
+        """Let the module take packed inputs, where inputs have parts."""
+        if self.form.inputs.skeleton is not None:
+            hook = UnpackInput(self.form.inputs, module)
+            module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def task(self, module: nn.Module, nodes: Sequence[int]) -> MovableTask:
         """Return the task of these nodes for the run's module."""
         # A node without data has tensors of length 0 of the right shape.
         empty = tuple(part[None][:0] for part in self.example)
-        parts = [self.parts.get(node, empty) for node in nodes]
-        inputs, targets = (torch.cat([part[kind] for part in parts]) for kind in (0, 1))
+        parts = [self.parts.get(node) for node in nodes]
+        lazy = any(isinstance(part, LazyExamples) for part in parts)
+        inputs, targets = empty
+        if not lazy:
+            inputs = _joined([part.inputs for part in parts if isinstance(part, StackedExamples)])
+            targets = _joined([part.targets for part in parts if isinstance(part, StackedExamples)])
         sizes = tuple(self.facts.num_examples[node] for node in nodes)
-        held = tuple(len(part[0]) for part in parts)
-        return Supervised(module, inputs, targets, sizes, self.test, self.loss, self.metrics, held)
+        held = tuple(len(part) if part else 0 for part in parts)
+        base = Supervised(
+            module,
+            inputs if len(inputs) else empty[0],
+            targets if len(targets) else empty[1],
+            sizes,
+            self.test,
+            self.loss,
+            self.metrics,
+            held,
+        )
+        return LazySupervised(base, tuple(parts)) if lazy else base
 
     def check(self, module: nn.Module, batch_sizes: Sequence[int] = ()) -> None:
         """Refuse a model, loss or labels that do not fit together or cannot be trained privately.
@@ -118,59 +181,93 @@ class UserData:
         except DpcsgpError:
             raise
         except Exception as error:
-            tried = (
-                "test inputs"
-                if self.test
-                else "random inputs (give test_data to have it tried on real ones)"
-            )
-            raise ModelError(
-                f"model and loss fail on {tried} of shape {tuple(inputs.shape)} ({inputs.dtype}) "
-                "with targets of "
-                f"shape {tuple(targets.shape)} ({targets.dtype}): {error}"
-            ) from error
+            raise ModelError(self._misfit(error)) from error
         # Whole numbers are looked up in tables: one outside of a table fails only when it is met.
-        if not inputs.is_floating_point() or not targets.is_floating_point():
-            self._check_whole_numbers(module)
+        check_ranges(module, self.loss, self.form, self.test, self.parts)
 
-    def _check_whole_numbers(self, module: nn.Module) -> None:
-        """Refuse examples that model or loss choke on, before anything is released.
-
-        A word past the vocabulary is such an example.
-        """
-        probe = copy.deepcopy(module).eval()
-        for node, (inputs, targets) in self.parts.items():
-            for start in range(0, len(inputs), EVALUATION_BATCH):
-                rows = slice(start, start + EVALUATION_BATCH)
-                if self._fails(probe, inputs[rows], targets[rows]) is None:
-                    continue
-                # The batch fails: look for the example that does it, to name it.
-                for index in range(start, min(start + EVALUATION_BATCH, len(inputs))):
-                    error = self._fails(
-                        probe, inputs[index : index + 1], targets[index : index + 1]
-                    )
-                    if error is not None:
-                        raise DataError(
-                            f"node {node}, example {index}: model and loss fail on it ({error})"
-                        )
-
-    def _fails(self, probe: nn.Module, inputs: Tensor, targets: Tensor) -> Exception | None:
-        try:
-            with torch.no_grad():
-                self.loss(probe(inputs), targets)
-        except Exception as error:
-            return error
-        return None
+    def _misfit(self, error: Exception) -> str:
+        tried = (
+            "test inputs"
+            if self.test
+            else "random inputs (give test_data to have it tried on real ones)"
+        )
+        return (
+            f"model and loss fail on {tried} of shape {_shown(self.form.inputs)} with targets of "
+            f"shape {_shown(self.form.targets)}: {error}"
+        )
 
     def _check_labels(self, module: nn.Module) -> None:
         # eval() for one forward pass, so that Dropout and the like keep quiet.
-        mode = module.training
-        with torch.no_grad():
-            num_outputs = module.eval()(self.example[0][None]).shape[1]
-        module.train(mode)
-        for node, (_, labels) in self.parts.items():
-            check_labels(labels, num_outputs, f"node {node}")
+        with torch.no_grad(), evaluation_mode(module):
+            num_outputs = logits_of(module(self.example[0][None])).shape[1]
+        for part in self.parts.values():
+            check_label_range(part, num_outputs)
         if self.test is not None:
             check_labels(self.test[1], num_outputs, "test_data")
+
+
+def _shown(packing: Packing) -> str:
+    if packing.skeleton is not None:
+        return str(packing)
+    return f"{packing.shapes[0]} ({packing.dtypes[0]})"
+
+
+def _details(form: RowForm, classes: Classes) -> tuple[tuple[str, str], ...]:
+    """Return what else all processes must agree on: the forms of examples, the order of labels."""
+    return (
+        ("form of inputs", str(form.inputs)),
+        ("form of targets", str(form.targets)),
+        ("classes (give the same classes=[...] everywhere)", str(classes)),
+    )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Return all rows one after the other; a single part is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def _unpacking(function: Any, targets: Packing) -> Any:
+    return function if targets.skeleton is None else UnpackTarget(targets, function)
+
+
+def _public_classes(test_data: NodeData, given: Sequence[Any] | None) -> Classes:
+    """Return the public order of classes: as given, or as text labels of the test data sort."""
+    if given is not None or not count_examples(test_data, "test_data"):
+        return public_classes(None, given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is said where the data are read
+        source = opened(test_data, "test_data")
+    return public_classes(raw_targets(source, "test_data"), None)
+
+
+def _test_part(test_data: NodeData, classes: Classes, most: int) -> StackedExamples | None:
+    count = count_examples(test_data, "test_data")
+    if not count:
+        return None
+    count = min(count, most) if most else count
+    part = collect_examples(test_data, count, "test_data", classes, torch.inf)
+    if isinstance(part, StackedExamples):
+        return part
+    # Random views are drawn once: what is measured must not change from row to row.
+    (inputs, targets), _ = part.read(range(count), range(count))
+    return StackedExamples(inputs, targets, part.form, part.scan)
+
+
+def _parts(
+    node_data: Sequence[NodeData], hosted: Sequence[int], classes: Classes
+) -> dict[int, Part]:
+    """Read the data of the hosted nodes; datasets fill a common room in memory."""
+    parts: dict[int, Part] = {}
+    room = float(MOST_BYTES_IN_MEMORY)
+    for node in hosted:
+        if count := count_examples(node_data[node], f"node {node}"):
+            part = collect_examples(node_data[node], count, f"node {node}", classes, room)
+            parts[node] = part
+            if isinstance(part, StackedExamples):
+                room -= len(part) * bytes_per_row(part.form)
+    return parts
 
 
 def _sizes(
@@ -225,14 +322,15 @@ def _warn_about_shared_data(node_data: Sequence[NodeData], test_data: NodeData) 
         )
 
 
-def _refuse_differences(known: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+def _refuse_differences(known: Mapping[str, RowForm]) -> None:
     """Refuse data whose shapes or number formats differ between nodes, or from the test data's."""
-    (first, (inputs, targets)), *others = known.items()
-    for name, part in others:
-        for kind, here, there in zip(("inputs", "targets"), part, (inputs, targets), strict=True):
-            if (here.shape[1:], here.dtype) != (there.shape[1:], there.dtype):
-                raise DataError(
-                    f"{name}: {kind} are {here.dtype} of shape {tuple(here.shape[1:])}, those of "
-                    f"{first} {there.dtype} "
-                    f"of shape {tuple(there.shape[1:])}; all nodes and the test data need the same"
+    (first, form), *others = known.items()
+    for name, other in others:
+        for kind in ("inputs", "targets"):
+            here, there = getattr(other, kind), getattr(form, kind)
+            if here != there:
+                raise RefusedDataError(
+                    name,
+                    f": {kind} are {here}, those of {first} {there}; all nodes and the test data "
+                    "need the same",
                 )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from dpcsgp.config import Config, change_config, load_config
-from dpcsgp.errors import ConfigError, DataError, ModelError
+from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.evaluation import RESERVED_KEYS
+from dpcsgp.modes import uncompiled
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.model_checks import check_model
 from dpcsgp.randomness import torch_seed
@@ -32,16 +31,20 @@ def settle(
     settings: Mapping[str, Any] | Sequence[str],
     epsilon: float | Sequence[float] | None,
     delta: float | Sequence[float] | None,
+    started: Config | None = None,
 ) -> tuple[nn.Module, Config]:
-    """Return a checked copy of the module, and all settings of the run."""
+    """Return a checked copy of the module, and all settings of the run.
+
+    `started` are the settings of the run that is continued, if any.
+    """
     # Settings: the file or the defaults, then the number of nodes, then the changes.
     if not isinstance(config, Config):
         config = load_config(None if config is None else Path(config))
-    if isinstance(settings, str):
-        raise ConfigError(f"settings = {settings!r}: expected a list of settings, or a mapping")
+    _refuse_other_words(settings)
     if node_data and "num_nodes" not in config.graph.model_fields_set:
         config = change_config(config, {"graph.num_nodes": len(node_data)})
     config = change_config(config, settings)
+    config = _weighted_by_examples(config, started)
     if config.graph.num_nodes != len(node_data):
         raise ConfigError(
             f"node_data has {len(node_data)} entries for graph.num_nodes = "
@@ -62,10 +65,8 @@ def settle(
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         check_model(model)
     # A copy: the caller's own module is never trained.
-    module = copy.deepcopy(model).float()
-    with warnings.catch_warnings():  # `design` warns; here it is refused before large data are read
-        warnings.simplefilter("ignore")
-        check_model(module)
+    module = uncompiled(model).float()
+    check_model(module, warn=False)  # `design_run` warns; refused here before data are read
     # Written into the settings, so that a resumed run can be held against it.
     own: dict[str, Any] = {
         "task.name": "own",
@@ -93,6 +94,31 @@ def built_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Mo
             f"{type(model).__name__}"
         )
     return model
+
+
+def _refuse_other_words(settings: Mapping[str, Any] | Sequence[str]) -> None:
+    """Refuse settings in another form, in the words of Python and not of the command line."""
+    form = 'write {"algorithm.steps": 60} or ["algorithm.steps=60"]'
+    if isinstance(settings, str) or not isinstance(settings, Mapping | Sequence):
+        raise ConfigError(f"settings = {settings!r}: expected a mapping or a list; {form}")
+    for name in settings:
+        value = settings[name] if isinstance(settings, Mapping) else None
+        named = isinstance(name, str) and "." in name.partition("=")[0]
+        if not named or isinstance(value, Mapping):
+            raise ConfigError(f"settings[{name!r}]: expected section.key and a value; {form}")
+        if not isinstance(settings, Mapping) and "=" not in name:
+            raise ConfigError(f"settings: {name!r} has no value; {form}")
+
+
+def _weighted_by_examples(config: Config, started: Config | None) -> Config:
+    """Let nodes count by their examples, unless the caller decided or began otherwise.
+
+    A node with three examples would bring as much noise as all others together.
+    """
+    if "node_weights" in config.algorithm.model_fields_set or not config.method.sends:
+        return config
+    weights = "examples" if started is None else started.algorithm.node_weights
+    return change_config(config, {"algorithm.node_weights": weights})
 
 
 def described_model(module: nn.Module) -> str:
@@ -168,31 +194,6 @@ def refuse_other_model(folder: Path, config: Config, model: nn.Module) -> None:
             "class that was trained, with the "
             "same parameters frozen"
         )
-
-
-def stored_model(folder: Path, node: int | None) -> Tensor:
-    """Return the flat parameters of one node (None: of the average model)."""
-    path = folder / "model.safetensors"
-    if not path.exists():
-        raise DataError(
-            f"{path} is missing: the run has not ended yet; continue it with resume=True"
-        )
-    tensors = load_file(path)
-    # A party of a federation has its own node's model alone, and says whose it is.
-    all_nodes = torch.arange(len(tensors["node_models"]))
-    nodes = tensors.get("nodes", all_nodes).tolist()
-    if node is None:
-        if "average_model" not in tensors:
-            raise DataError(
-                f"{path} holds the models of some nodes only, so no average; give node={nodes[0]}"
-            )
-        return tensors["average_model"]
-    if node not in nodes:
-        raise DataError(
-            f"node = {node}: {path} holds the models of {len(nodes)} nodes: "
-            f"{', '.join(map(str, nodes[:10]))}{', ...' if len(nodes) > 10 else ''}"
-        )
-    return tensors["node_models"][nodes.index(node)]
 
 
 def filled_module(module: nn.Module, flat_D: Tensor) -> nn.Module:

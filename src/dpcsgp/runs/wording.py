@@ -12,6 +12,7 @@ from typing import Any, final
 
 from dpcsgp.config import Config
 from dpcsgp.runs.design import RunDesign
+from dpcsgp.runs.node_noise import average_noise
 from dpcsgp.training import Progress, Run
 
 
@@ -25,6 +26,7 @@ class Standing:
         polished: polish rounds done, of `polish_rounds`.
         metric: name of the first metric; empty: nothing is measured.
         score: its mean over the nodes at the last evaluation.
+        scored_at: the step of that evaluation.
         epsilon: the largest eps spent so far.
         bytes_per_edge: bytes on one edge so far.
         waiting_for: names of the parties that this one waits for.
@@ -36,6 +38,7 @@ class Standing:
     polish_rounds: int
     metric: str
     score: float
+    scored_at: int
     epsilon: float
     bytes_per_edge: float
     waiting_for: tuple[str, ...] = ()
@@ -53,8 +56,10 @@ class Standing:
     def __str__(self) -> str:
         polish = f" + polish {self.polished}" if self.polished else ""
         waiting = f"  waiting for {', '.join(self.waiting_for)}" if self.waiting_for else ""
+        is_old = self.metric and (self.polished or self.scored_at < self.step)
+        score = _score(self.metric, self.score) + (f" (step {self.scored_at})" if is_old else "")
         return (
-            f"step {self.step}/{self.steps}{polish}  {_score(self.metric, self.score)}  "
+            f"step {self.step}/{self.steps}{polish}  {score}  "
             f"eps {self.epsilon:.3f}  {self.bytes_per_edge / 1e6:.3f} MB/edge{waiting}"
         )
 
@@ -75,6 +80,7 @@ def standing_at(run: Run, step: int, polished: int = 0) -> Standing:
         polish_rounds=run.schedule.polish_rounds,
         metric=metric,
         score=sum(values) / len(values) if values else 0.0,
+        scored_at=run.recorder.rows[-1]["step"],
         epsilon=max(run.gradients.epsilon_spent()),
         bytes_per_edge=run.network.traffic.bytes_per_edge,
     )
@@ -111,10 +117,11 @@ def plan_rows(design: RunDesign) -> dict[str, str]:
         "noise": f"{config.privacy.noise}, multiplier {_range(noise)}, "
         f"clip norm {config.privacy.clip_norm:g}",
         "shared noise": _shared(design),
+        "noise of the average": _average_noise(design),
         "batch": f"{config.privacy.sampling}, expected size {_range(batches)}",
         "traffic": f"{design.bytes_per_edge() / 1e6:.3f} MB per edge",
     }
-    # Methods without a mixing rate leave that row empty.
+    # Methods without a mixing rate leave that row empty, and so do nodes of equal noise.
     return {name: value for name, value in rows.items() if value}
 
 
@@ -192,6 +199,18 @@ def _mixing(design: RunDesign) -> str:
     # nan is the only number that differs from itself: no law.
     known = f"radius {radius:.3f}" if radius == radius else "no radius exists for this compressor"
     return f"{design.mixing_rate:.3g} ({known})"
+
+
+def _average_noise(design: RunDesign) -> str:
+    """Show both ways of counting nodes where they differ."""
+    found = average_noise(design)
+    if not design.config.method.sends or math.isclose(found.equal, found.examples, rel_tol=0.05):
+        return ""
+    counts = design.config.algorithm.node_weights
+    return (
+        f"{found.equal:.3g} a coordinate if nodes count equally, {found.examples:.3g} if by their "
+        f'examples (algorithm.node_weights = "{counts}")'
+    )
 
 
 def _range(values: Sequence[float]) -> str:

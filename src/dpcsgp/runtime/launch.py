@@ -79,7 +79,7 @@ def launch_run(
     hosting = _hosting(config, processes, out / "checkpoint" if request.resume else None)
     threads = {"OMP_NUM_THREADS": str(cores_per_process(len(hosting)))}
     # The fork server imports while the data are loaded here.
-    with Signals(reporter.say) as signals, fork_server(run_worker.__module__, threads):
+    with Signals(reporter.say) as signals, fork_server("dpcsgp.runtime.preload", threads):
         with reporter.downloads() as bars:  # once, before ten processes ask for the same files
             design, _ = request.prepare(config, bars)
         reporter.plan(design)

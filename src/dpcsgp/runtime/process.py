@@ -21,7 +21,13 @@ import torch
 
 from dpcsgp.compression import frames
 from dpcsgp.config import Config
-from dpcsgp.errors import ConfigError, DivergenceError, DpcsgpError, PrivateStepError
+from dpcsgp.errors import (
+    ConfigError,
+    DivergenceError,
+    DpcsgpError,
+    PrivateStepError,
+    RefusedDataError,
+)
 from dpcsgp.network.board import Board, Seal
 from dpcsgp.network.handshake import handshake
 from dpcsgp.network.health import Health, announce, end_process, exit_barrier, label
@@ -124,10 +130,7 @@ def run_process(
             exit_barrier(board, context.world_size, timeout if environment.hosts_store else 0)
         return outcome
     except BaseException as error:
-        # Texts of this package are written to be told; those of other code may quote what it
-        # worked on.
-        text = str(error) if isinstance(error, DpcsgpError) else type(error).__name__
-        _tell_the_others(board, environment.world_size, f"{name} gave up: {text}", linger)
+        _tell_the_others(board, environment.world_size, f"{name} gave up: {_told(error)}", linger)
         raise
 
 
@@ -160,6 +163,14 @@ def run_process_or_end(
     except Exception as error:
         traceback.print_exc()
         end_process(f"{type(error).__name__}: {error}")
+
+
+def _told(error: BaseException) -> str:
+    """Return what the others may hear of an error."""
+    if isinstance(error, RefusedDataError):
+        return error.told
+    # Texts of this package are written to be told; those of other code may quote what it worked on.
+    return str(error) if isinstance(error, DpcsgpError) else type(error).__name__
 
 
 def _end_with(error: DpcsgpError) -> NoReturn:
@@ -297,6 +308,7 @@ def handshake_facts(design: RunDesign, key: bytes | None, resume: bool) -> dict[
         f"initial model{hint}": initial.hexdigest(),
         "input shape": list(design.facts.input_shape),
         "examples per node": list(design.facts.num_examples),
+        **dict(design.facts.details),
         "key in network.key_file": digest.hexdigest() if digest else "none",
         "--resume": resume,
     }

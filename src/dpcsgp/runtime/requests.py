@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, final
+from typing import NoReturn, Protocol, final
 
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config
+from dpcsgp.errors import RefusedDataError
 from dpcsgp.runs.data import Downloads, RunData, load_builtin_data
 from dpcsgp.runs.design import RunDesign, build_topology, design_run
 from dpcsgp.runs.folder import open_config, refuse_taken
+from dpcsgp.runs.node_noise import warn_about_dominating_noise
 
 
 class RunRequest(Protocol):
@@ -78,7 +80,9 @@ class BuiltinRequest:
         """Load the data set and design the run."""
         data = load_builtin_data(config, downloads)
         # A run that is resumed was allowed when it began.
-        return design_run(config, data.facts, self.allow_divergence or self.resume), data
+        design = design_run(config, data.facts, self.allow_divergence or self.resume)
+        warn_about_dominating_noise(design)
+        return design, data
 
 
 @final
@@ -100,3 +104,22 @@ class PreparedRequest:
     ) -> tuple[RunDesign, RunData]:
         """Return design and data as they are."""
         return self.design, self.data
+
+
+@final
+@dataclass(frozen=True)
+class RefusedRequest:
+    """A run whose data this process has refused: it joins the others only to tell them so."""
+
+    settings: Config
+    error: RefusedDataError
+    out: Path | None
+    resume: bool = False
+
+    def config(self) -> Config:
+        """Return the settings."""
+        return self.settings
+
+    def prepare(self, config: Config, downloads: Downloads | None = None) -> NoReturn:
+        """Raise the refusal."""
+        raise self.error

@@ -36,6 +36,7 @@ class Publisher:
             "polished": polished,
             "metric": metric,
             "values": values,
+            "scored_at": self._run.recorder.rows[-1]["step"],
             "epsilon": max(self._run.gradients.epsilon_spent()),
             "bytes_per_edge": self._run.network.traffic.bytes_per_edge,
         }
@@ -59,6 +60,7 @@ def standing_of_all(board: Board, world_size: int, config: Config) -> Standing |
         polish_rounds=config.algorithm.polish_rounds,
         metric=slowest["metric"] if values else "",
         score=sum(values) / len(values) if values else 0.0,
+        scored_at=min(fact["scored_at"] for fact in facts),
         epsilon=max(fact["epsilon"] for fact in facts),
         bytes_per_edge=slowest["bytes_per_edge"],
     )
@@ -70,10 +72,11 @@ def _fault(value: Any) -> str | None:
         isinstance(value, dict)
         and is_count(value.get("step"))
         and is_count(value.get("polished"))
+        and is_count(value.get("scored_at"))
         and isinstance(value.get("metric"), str)
         and isinstance(value.get("values"), list)
         and all(isinstance(number, float | int) for number in value["values"])
         and isinstance(value.get("epsilon"), float | int)
         and isinstance(value.get("bytes_per_edge"), float | int)
     )
-    return None if right else "step, polished, metric, values, epsilon and bytes per edge"
+    return None if right else "step, polished, metric, values, scored_at, epsilon, bytes per edge"

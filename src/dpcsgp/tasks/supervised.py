@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from dpcsgp.errors import ConfigError, ModelError
+from dpcsgp.modes import evaluation_mode
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.tasks.base import LossPerExample, gather, random_like
 
@@ -24,13 +25,22 @@ EVALUATION_BATCH: Final = 2000  # test examples in one forward pass
 Metric = Callable[[Any, Tensor], Tensor | float]
 
 
-def cross_entropy_per_example(outputs: Tensor, targets: Tensor) -> Tensor:
+def logits_of(outputs: Any) -> Any:
+    """Return what losses and metrics of this package look at.
+
+    Models that return a record with `logits`, as those of transformers do, are taken at these.
+    """
+    return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
+
+
+def cross_entropy_per_example(outputs: Any, targets: Tensor) -> Tensor:
     """Return the cross-entropy of each example."""
-    return cross_entropy(outputs, targets, reduction="none")
+    return cross_entropy(logits_of(outputs), targets, reduction="none")
 
 
-def squared_error_per_example(outputs: Tensor, targets: Tensor) -> Tensor:
+def squared_error_per_example(outputs: Any, targets: Tensor) -> Tensor:
     """Return each example's squared error, averaged over its outputs; (E, 1) fits targets (E,)."""
+    outputs = logits_of(outputs)
     if outputs.numel() != targets.numel():
         raise ModelError(
             f'loss = "mse": the model gives {tuple(outputs.shape)} for targets '
@@ -39,18 +49,19 @@ def squared_error_per_example(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.reshape(targets.shape) - targets).square().reshape(len(targets), -1).mean(dim=1)
 
 
-def accuracy(outputs: Tensor, targets: Tensor) -> float:
+def accuracy(outputs: Any, targets: Tensor) -> float:
     """Return the share of examples whose largest output is the target.
 
     Targets may be probabilities of classes; the largest of them is then the target.
     """
+    outputs = logits_of(outputs)
     if targets.is_floating_point() and targets.shape == outputs.shape:
         targets = targets.argmax(1)
     correct = outputs.argmax(1) == targets
     return int(correct.sum()) / correct.numel()
 
 
-def mean_squared_error(outputs: Tensor, targets: Tensor) -> float:
+def mean_squared_error(outputs: Any, targets: Tensor) -> float:
     """Return the mean of `squared_error_per_example`."""
     return float(squared_error_per_example(outputs, targets).double().mean())
 
@@ -121,15 +132,11 @@ class Supervised:
         if self.test is None:
             return {}
         views = ParameterLayout.of(self.module).views(models_KD.to(self.inputs.device))
-        mode = self.module.training
-        self.module.eval()
-        try:
+        with evaluation_mode(self.module):
             found = [
                 self._metrics({name: value[row] for name, value in views.items()})
                 for row in range(len(models_KD))
             ]
-        finally:
-            self.module.train(mode)
         return {name: torch.tensor([values[name] for values in found]) for name in self.metrics}
 
     @torch.no_grad()
@@ -140,17 +147,25 @@ class Supervised:
             functional_call(self.module, parameters, (batch,))
             for batch in inputs.split(EVALUATION_BATCH)
         ]
-        outputs = torch.cat(parts) if isinstance(parts[0], Tensor) else _joined(parts)
+        outputs = _joined(parts)
         return {
             name: _number(name, metric(outputs, targets)) for name, metric in self.metrics.items()
         }
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Join outputs that are tuples, lists or dicts of tensors."""
-    if isinstance(parts[0], dict):
-        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    """Join outputs that are tensors, or tuples, lists or dicts of them, nested at will.
+
+    A dict of a class of its own, such as the records of transformers, stays one of that class.
+    """
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts)
+    if isinstance(first, dict):
+        return type(first)(**{key: _joined([part[key] for part in parts]) for key in first})
+    if isinstance(first, tuple | list):
+        return tuple(_joined(list(column)) for column in zip(*parts, strict=True))
+    return first
 
 
 def _number(name: str, value: Any) -> float:

@@ -29,6 +29,7 @@ from dpcsgp.privacy.clipping.ghost_norms import (
     WRITE_COST,
     GradSample,
     MaterializedGradSample,
+    Workspace,
     finite_,
     fits_beside_activations,
     margin,
@@ -116,7 +117,7 @@ class ConvolutionGradSample:
         # A pixel is in as many patches as the kernel has places, at most.
         return margin(self.backprops_BOHW) ** 2 * prod(self.geometry.kernel) * pixels * outputs
 
-    def in_best_form(self) -> GradSample:
+    def in_best_form(self, memory: Workspace) -> GradSample:
         """Form the gradients if they are small and save work, or rounding forbids ghost sums."""
         costs = self._costs()
         cheap = costs.fits and costs.materialize <= costs.ghost_norm + costs.contraction

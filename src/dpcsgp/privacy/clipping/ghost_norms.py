@@ -25,6 +25,7 @@ with differential privacy" (2022), for choosing between the forms layer by layer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, final
@@ -50,6 +51,8 @@ _DOUBLE_MARGIN: Final = 2.0**-24
 # numbers above it are rounded by 2^-24 of themselves; smaller ones are set to zero
 _TINY: Final = 2.0**-100
 GHOST_SLACK: Final = 0.0165  # share of the clip norm that rounding of ghost sums may take
+_ALIGNED: Final = 16  # parts of a workspace begin at a multiple of so many numbers
+_POOLED: Final = 1024  # coordinates of parameters that are measured and summed together
 _MEMORY_RATIO: Final = 4  # per-example gradients may take so many times the activations' memory
 
 
@@ -98,6 +101,35 @@ def may_sum_positions(num_examples: int, positions: int) -> bool:
     return positions == 1 or ghost_slack(num_examples, positions, MARGIN) <= GHOST_SLACK
 
 
+@final
+class Workspace:
+    """Memory for per-example gradients that is kept from chunk to chunk.
+
+    Fresh memory is brought in page by page at first use, which costs more than the arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0)
+        self._taken = 0
+
+    def reset(self) -> None:
+        """Let everything that was handed out be overwritten."""
+        self._taken = 0
+
+    def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return a contiguous tensor of unspecified values, of the dtype and device of `like`."""
+        length = math.prod(shape)
+        if self._kept.dtype != like.dtype or self._kept.device != like.device:
+            self._kept, self._taken = like.new_empty(0), 0
+        end = self._taken + length
+        if end > len(self._kept):
+            # those who hold parts of the old memory keep it alive
+            self._kept, self._taken, end = like.new_empty(max(end, 2 * len(self._kept))), 0, length
+        taken = self._kept[self._taken : end].view(*shape)
+        self._taken = math.ceil(end / _ALIGNED) * _ALIGNED
+        return taken
+
+
 class GradSample(Protocol):
     """The per-example gradients (E, P) of one parameter, in whatever form is cheapest to hold."""
 
@@ -117,7 +149,7 @@ class GradSample(Protocol):
         """Return sum_e factor_e g_e: (P,)."""
         ...
 
-    def in_best_form(self) -> GradSample:
+    def in_best_form(self, memory: Workspace) -> GradSample:
         """Return the form for norms and sums, once all uses of the parameter are known."""
         ...
 
@@ -155,7 +187,7 @@ class MaterializedGradSample:
         self.gradient_EP.index_fill_(0, (factors_E == 0).nonzero().flatten(), 0.0)
         return factors_E.to(self.gradient_EP.dtype) @ self.gradient_EP
 
-    def in_best_form(self) -> GradSample:
+    def in_best_form(self, memory: Workspace) -> GradSample:
         return self
 
 
@@ -206,7 +238,7 @@ class LinearGradSample:
         activations = finite_(self.activations_ETI)
         return (backprops.flatten(0, 1).mT @ activations.flatten(0, 1)).flatten()
 
-    def in_best_form(self) -> GradSample:
+    def in_best_form(self, memory: Workspace) -> GradSample:
         num_examples, length, width = self.activations_ETI.shape
         if length == 1:
             return self
@@ -214,7 +246,9 @@ class LinearGradSample:
         small = fits_beside_activations(width * height, length * (width + height))
         cheap = small and not prefers_ghost_norm(length, width, height)
         if cheap or not may_sum_positions(num_examples, length):
-            return MaterializedGradSample(self.materialize(slice(None)))
+            gradient_EOI = memory.take((num_examples, height, width), self.backprops_ETO)
+            torch.bmm(self.backprops_ETO.mT, self.activations_ETI, out=gradient_EOI)
+            return MaterializedGradSample(gradient_EOI.flatten(1))
         return self
 
 
@@ -267,7 +301,7 @@ class EmbeddingGradSample:
         table = rows.new_zeros(self.num_rows, rows.shape[1])
         return table.index_add_(0, self.words_ET.flatten(), rows).flatten()
 
-    def in_best_form(self) -> GradSample:
+    def in_best_form(self, memory: Workspace) -> GradSample:
         return self
 
 
@@ -299,20 +333,41 @@ class TiedGradSample:
         )
         return torch.stack(list(parts)).sum(dim=0)
 
-    def in_best_form(self) -> GradSample:
+    def in_best_form(self, memory: Workspace) -> GradSample:
         return self
 
     def _runs(self) -> Iterator[slice]:
         return slices(self.num_examples, 2 * self.num_coordinates)
 
 
-def merge(uses: Sequence[GradSample], num_examples: int, num_coordinates: int) -> GradSample:
+def pool(samples: dict[str, GradSample]) -> tuple[dict[str, int], MaterializedGradSample | None]:
+    """Take small formed gradients out of the samples and put them side by side.
+
+    One norm and one sum then serve all biases and scales. Returns the names with their coordinates.
+    """
+    small = {
+        name: sample
+        for name, sample in samples.items()
+        if isinstance(sample, MaterializedGradSample) and sample.gradient_EP.shape[1] <= _POOLED
+    }
+    if len(small) < 2:
+        return {}, None
+    for name in small:
+        del samples[name]
+    sizes = {name: sample.gradient_EP.shape[1] for name, sample in small.items()}
+    together_EP = torch.cat([sample.gradient_EP for sample in small.values()], dim=1)
+    return sizes, MaterializedGradSample(together_EP)
+
+
+def merge(
+    uses: Sequence[GradSample], num_examples: int, num_coordinates: int, memory: Workspace
+) -> GradSample:
     """Return one sample for all uses of a parameter: norms are of the sum, never of the parts."""
     if len(uses) == 1:
-        return uses[0].in_best_form()
+        return uses[0].in_best_form(memory)
     linear = [use for use in uses if isinstance(use, LinearGradSample)]
     if len(linear) == len(uses):  # uses of one linear layer are just more positions
         activations_ETI = torch.cat([use.activations_ETI for use in linear], dim=1)
         backprops_ETO = torch.cat([use.backprops_ETO for use in linear], dim=1)
-        return LinearGradSample(activations_ETI, backprops_ETO).in_best_form()
+        return LinearGradSample(activations_ETI, backprops_ETO).in_best_form(memory)
     return TiedGradSample(tuple(uses), num_examples, num_coordinates)

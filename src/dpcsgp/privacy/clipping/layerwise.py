@@ -7,7 +7,7 @@ custom modules, weights used past their own layer) get explicit per-example grad
 `torch.func`, a few examples at a time, and a warning once.
 
 All chunks have the same public number of rows, blank ones included; it follows from the model's
-shapes alone.
+shapes and the places of a pass alone.
 
 The module's own mode counts: in `train()` Dropout draws its masks, in `eval()` it does not. Where
 some parameters are formed explicitly, their pass draws masks of its own; clipping still acts on the
@@ -20,6 +20,7 @@ example, D coordinates.
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, final
@@ -28,41 +29,60 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dpcsgp.errors import ModelError
+from dpcsgp.modes import frozen_statistics
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping.contract import NORM, Chunk, Loss, Observer, Pass, check_losses
 from dpcsgp.privacy.clipping.ghost_norms import (
     GHOST_SLACK,
     GradSample,
+    Workspace,
     clip_factors,
     may_sum_positions,
     merge,
+    pool,
 )
-from dpcsgp.privacy.clipping.layer_rules import RULES, positions
+from dpcsgp.privacy.clipping.layer_rules import grad_samples, has_rule, positions
 from dpcsgp.privacy.clipping.materialized import ExampleLoss, materialized_sums
 from dpcsgp.privacy.clipping.recording import (
     LayerCall,
+    Shared,
+    composites_replaced,
     is_random,
     outputs_shown,
     owned_parameters,
+    parameter_slots,
     recorded_forward,
+    trained_composites,
     warn_of_explicit_gradients,
     wrongly_covered,
 )
+from dpcsgp.privacy.clipping.recurrent import RECURRENT
+from dpcsgp.privacy.clipping.shared_lookups import shared_lookups
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
 
-_MOST_ROWS: Final = 64  # of a chunk: more rows gain little speed and cost memory
+# of a chunk, or half as many again where that saves one: more gain little speed and cost memory
+_MOST_ROWS: Final = 64
+_QUANTUM: Final = 8  # rows of a chunk are a multiple of it
+# with fewer rows rounding allows ghost sums, which clip a little harder than formed gradients
+_FEWEST_ROWS: Final = 32
 # rows of the chunks that are summed in float32 before double precision takes over
 _GROUPED_ROWS: Final = 256
 _MOST_GROUPED: Final = 64
+_POOLED: Final = ""  # the name of several parameters together: no parameter has it
 _KEPT_FLOATS: Final = 2**25  # per-example gradients that may be held at a time
 
 
 class _Plan(NamedTuple):
-    """Which parameters have ghost norms for inputs of one shape, and the rows of a chunk."""
+    """Which parameters have ghost norms for inputs of one shape, and the rows of a chunk.
+
+    `shared` are the lookups that serve all rows at once.
+    """
 
     ghost: frozenset[str]
     explicit: tuple[str, ...]
     rows: int
+    shared: Shared
 
 
 class _Node(NamedTuple):
@@ -87,6 +107,10 @@ class LayerwiseEngine:
         self._most_rows = most_rows
         self._layout = ParameterLayout.of(module)
         self._owned = owned_parameters(module)
+        self._slots = parameter_slots(module)
+        self._composites = trained_composites(module, self._owned)
+        self._memory = Workspace()
+        self._still = frozen_statistics(module)
         self._plans: dict[tuple[torch.Size, torch.dtype, bool], _Plan] = {}
 
     def slower(self) -> LayerwiseEngine | None:
@@ -109,25 +133,33 @@ class LayerwiseEngine:
         """Return one chunk of one node: all chunks run alike, in memory of their own."""
         if self._views > 1:
             inputs = inputs[:, None].expand(-1, self._views, *inputs.shape[1:])
-        return 1, self._plan(self._parameters_of(parameters_ND, 0), inputs).rows
+        plan = self._plan(self._parameters_of(parameters_ND, 0), inputs)
+        return 1, self._chunk_rows(plan, shape.places)
 
     def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
-        """Find the ghost norms and the rows of a chunk for inputs (N, E, ...) of this shape."""
+        """Find the ghost norms and the rows of a chunk for inputs (N, E, ...) of this shape.
+
+        Raises:
+            ModelError: if a layer with frozen statistics was put into train() mode: it mixes rows.
+        """
+        if any(layer.training for layer in self._still):
+            raise ModelError(
+                "model: batch normalisation was put into train() mode after the start, where it "
+                "mixes examples; keep it in eval() mode"
+            )
         self._plan(self._parameters_of(parameters_ND, 0), inputs[0])
 
     def pass_sum(self, batch: Pass, observe: Observer | None = None) -> Tensor:
         """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples: (N, D).
 
-        In double precision if there are more chunks than float32 may sum. The rows of a chunk
-        follow from the model, not from the shape of the pass.
+        In double precision if there are more chunks than float32 may sum.
         """
         plan = self._plan(self._parameters_of(batch.parameters_ND, 0), batch.inputs[0])
-        chunks = [
-            slice(start, start + plan.rows) for start in range(0, batch.inputs.shape[1], plan.rows)
-        ]
+        size = self._chunk_rows(plan, batch.shape.places)
+        chunks = [slice(start, start + size) for start in range(0, batch.inputs.shape[1], size)]
         # Few enough rows are summed in float32, groups of them in double precision.
-        group = min(_MOST_GROUPED, _GROUPED_ROWS // plan.rows)
-        assert pass_slack(plan.rows, group) + GHOST_SLACK <= SUM_SLACK
+        group = min(_MOST_GROUPED, _GROUPED_ROWS // size)
+        assert pass_slack(size, group) + GHOST_SLACK <= SUM_SLACK
         precision = torch.float64 if len(chunks) > group else None
         total_ND = torch.empty_like(batch.parameters_ND, dtype=precision)
         for row in range(len(total_ND)):
@@ -135,9 +167,7 @@ class LayerwiseEngine:
             node = _Node(parameters, plan, batch.clip_norm, observe)
             totals = self._parameters_of(total_ND, row)
             for start in range(0, len(chunks), group):
-                some = (
-                    Chunk.of(batch, row, rows, plan.rows) for rows in chunks[start : start + group]
-                )
+                some = (Chunk.of(batch, row, rows, size) for rows in chunks[start : start + group])
                 sums = self._group_sums(node, some)
                 for name, total in totals.items():
                     # a parameter that the loss does not reach has no sum
@@ -163,6 +193,9 @@ class LayerwiseEngine:
         """Return each parameter's clipped sum over the present rows of one chunk."""
         parameters, plan, clip_norm, observe = node
         samples = self._grad_samples(node, chunk) if plan.ghost else {}
+        sizes, pooled = pool(samples)
+        if pooled is not None:
+            samples[_POOLED] = pooled
         # Norms first, over all parameters: one factor per example scales its whole gradient.
         squares_E = torch.zeros(len(chunk.inputs), dtype=torch.float64, device=chunk.inputs.device)
         margins_E = torch.zeros_like(squares_E)
@@ -186,13 +219,16 @@ class LayerwiseEngine:
             while samples:  # each frees its activations as soon as it is summed
                 name, sample = samples.popitem()
                 sums[name] = sample.weighted_sum(factors_E)
+        if pooled is not None:
+            parts = sums.pop(_POOLED).split(list(sizes.values()))
+            sums.update(zip(sizes, parts, strict=True))
         return sums
 
     def _grad_samples(self, node: _Node, chunk: Chunk) -> dict[str, GradSample]:
         """Run the two passes; return the per-example gradients of parameters with ghost norms."""
         (parameters, plan, _, observe), num_examples = node, len(chunk.inputs)
         with outputs_shown(self._module, num_examples * self._views, observe):
-            outputs, calls = self._forward(parameters, plan.ghost, chunk.inputs)
+            outputs, calls = self._forward(parameters, plan.ghost, chunk.inputs, plan.shared)
         with torch.enable_grad():
             losses = self._losses(outputs, chunk.targets, num_examples)
             total = losses.sum()
@@ -201,35 +237,39 @@ class LayerwiseEngine:
         # The backward pass ends at layer outputs: no weight gradient is ever formed.
         edges = [call.edge for call in calls]
         all_backprops = list(torch.autograd.grad(total, edges, allow_unused=True))
+        self._memory.reset()  # what the chunk before held there is summed
         uses: dict[str, list[GradSample]] = {}
         with torch.no_grad():
             while calls:
                 call, backprops = calls.pop(), all_backprops.pop()
                 if backprops is None:
                     continue
-                owned = self._owned[call.layer]
+                owned = call.parameters(self._owned)
                 if observe is not None:
                     name = next(iter(owned.values())).rpartition(".")[0]
                     observe(f"the inputs of layer '{name}'", call.activations)
                     observe(f"the loss gradient at the outputs of layer '{name}'", backprops)
-                rule = RULES[type(call.layer)]
-                found = rule(call.layer, call.activations, backprops, num_examples)
+                found = grad_samples(
+                    call.layer, call.projection, call.activations, backprops, num_examples
+                )
                 for attribute, sample in found.items():
                     if owned[attribute] in plan.ghost:
                         uses.setdefault(owned[attribute], []).append(sample)
         return {
-            name: merge(parts, num_examples, parameters[name].numel())
+            name: merge(parts, num_examples, parameters[name].numel(), self._memory)
             for name, parts in uses.items()
         }
 
     def _forward(
-        self, parameters: dict[str, Tensor], wanted: Iterable[str], inputs: Tensor
+        self, parameters: dict[str, Tensor], wanted: Iterable[str], inputs: Tensor, shared: Shared
     ) -> tuple[Any, list[LayerCall]]:
         """Run the module and record the calls of layers that have some of these parameters."""
         names = frozenset(wanted)
         layers = [layer for layer, own in self._owned.items() if names.intersection(own.values())]
         images = inputs if self._views == 1 else inputs.flatten(0, 1)
-        return recorded_forward(self._module, parameters, layers, images)
+        return recorded_forward(
+            self._module, self._slots, self._composites, parameters, layers, images, shared
+        )
 
     def _losses(self, outputs: Any, targets: Tensor, num_examples: int) -> Tensor:
         """Return the loss of every example, the mean over its views."""
@@ -246,9 +286,16 @@ class LayerwiseEngine:
             name: value.detach() for name, value in node.parameters.items() if name not in explicit
         }
 
+        recurrent = [
+            layer
+            for layer in self._module.modules()
+            if isinstance(layer, RECURRENT) and has_rule(layer)
+        ]
+
         def example_loss(free: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
             batch = example[None] if self._views == 1 else example
-            outputs = functional_call(self._module, {**fixed, **free}, (batch,))
+            with composites_replaced(recurrent, None):
+                outputs = functional_call(self._module, {**fixed, **free}, (batch,))
             return self._losses(outputs, target[None], 1).sum()
 
         return example_loss
@@ -258,23 +305,36 @@ class LayerwiseEngine:
         key = (inputs.shape[1:], inputs.dtype, self._module.training)
         if key not in self._plans:
             exact = {name for names in self._owned.values() for name in names.values()}
+
+            def forward(rows: int, shared: Shared) -> tuple[Any, list[LayerCall]]:
+                zeros = inputs.new_zeros(rows // self._views, *inputs.shape[1:])
+                return self._forward(parameters, exact, zeros, shared)
+
+            shared = shared_lookups(forward, self._views)
             calls: list[LayerCall] = []
             for num_examples in (2, 3):  # an axis that follows both sizes is the example axis
-                zeros = inputs.new_zeros(num_examples, *inputs.shape[1:])
-                outputs, calls = self._forward(parameters, exact, zeros)
                 length = num_examples * self._views
+                outputs, calls = forward(length, shared)
                 exact -= wrongly_covered(self._owned, parameters, outputs, calls, length)
             explicit = [name for name in self._layout.names if name not in exact]
-            self._plans[key] = _Plan(frozenset(exact), tuple(explicit), self._rows(calls))
+            self._plans[key] = _Plan(frozenset(exact), tuple(explicit), self._rows(calls), shared)
             warn_of_explicit_gradients(self._module, explicit)
         return self._plans[key]
+
+    @staticmethod
+    def _chunk_rows(plan: _Plan, places: int) -> int:
+        """Return the rows of a chunk for a pass of so many places: few blanks, few chunks."""
+        if plan.rows == _MOST_ROWS:
+            count = max(1, (places + plan.rows // 2 - 1) // plan.rows)  # rounded to nearest
+            return max(_FEWEST_ROWS, math.ceil(places / count / _QUANTUM) * _QUANTUM)
+        return min(plan.rows, places)
 
     def _rows(self, calls: list[LayerCall]) -> int:
         """Return the most rows of a chunk whose per-example gradients, if formed, fit in memory."""
         lengths: Counter[str] = Counter()
         sizes: dict[str, int] = {}
         for call in calls:
-            for attribute, name in self._owned[call.layer].items():
+            for attribute, name in call.parameters(self._owned).items():
                 lengths[name] += self._views * positions(call.layer, call.output_shape)
                 sizes[name] = getattr(call.layer, attribute).numel()
         rows = self._most_rows

@@ -1,8 +1,10 @@
 """Run a module and record what its layers saw: the activations that ghost norms are made of.
 
 A forward hook keeps the inputs of every layer with a ghost norm, and where its output lies in the
-graph. The same record tells which parameters ghost norms would get wrong: a parameter used past its
-own layer, or a layer whose first axis is not the examples.
+graph. Recurrent layers and attention, which are made of linear maps, compute the same function by a
+forward of this package instead, which keeps the inputs of every map. The same record tells which
+parameters ghost norms would get wrong: a parameter used past its own layer, or a layer whose first
+axis is not the examples.
 """
 
 from __future__ import annotations
@@ -10,30 +12,43 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.func import functional_call
 
+from dpcsgp.privacy.clipping.attention import attention_forward
 from dpcsgp.privacy.clipping.contract import Observer
-from dpcsgp.privacy.clipping.layer_rules import has_rule
+from dpcsgp.privacy.clipping.layer_rules import COMPOSITES, has_rule
+from dpcsgp.privacy.clipping.projections import Projection, Record
+from dpcsgp.privacy.clipping.recurrent import RECURRENT, recurrent_forward
 from dpcsgp.randomness import torch_seed
 
 Owned = dict[nn.Module, dict[str, str]]  # layer -> attribute -> name of the parameter
+Slot = tuple[nn.Module, str, str]  # layer, attribute, name of the parameter
+Shared = frozenset[tuple[nn.Module, int]]  # embeddings and which of their calls
 
 
 class LayerCall(NamedTuple):
-    """One use of a layer in the forward pass."""
+    """One use of a layer, or of one linear map inside it, in the forward pass."""
 
     layer: nn.Module
     activations: Tensor
     version: int
     edge: GradientEdge
     output_shape: torch.Size
+    projection: Projection | None = None
+
+    def parameters(self, owned: Owned) -> dict[str, str]:
+        """Return attribute -> name of the parameters that this call uses."""
+        own, map_ = owned[self.layer], self.projection
+        if map_ is None:
+            return own
+        return {key: name for key, name in own.items() if key in (map_.weight, map_.bias)}
 
 
 def owned_parameters(module: nn.Module) -> Owned:
@@ -56,34 +71,131 @@ def owned_parameters(module: nn.Module) -> Owned:
     return owned
 
 
-def recorded_forward(
-    module: nn.Module, parameters: Mapping[str, Tensor], layers: Iterable[nn.Module], inputs: Tensor
-) -> tuple[Any, list[LayerCall]]:
-    """Run the module with these parameters and record the calls of these layers."""
-    calls: list[LayerCall] = []
+def parameter_slots(module: nn.Module) -> list[Slot]:
+    """Return every place that holds a trainable parameter, with the parameter's name."""
+    names = {id(value): name for name, value in module.named_parameters() if value.requires_grad}
+    return [
+        (layer, attribute, names[id(value)])
+        for layer in module.modules()
+        for attribute, value in layer._parameters.items()
+        if id(value) in names
+    ]
 
-    def record(
-        layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        if output.requires_grad:
-            value = args[0] if args else kwargs["input"]
-            # The edge, unlike the tensor, still means this layer's output after an in-place ReLU.
-            edge = get_gradient_edge(output)
-            calls.append(LayerCall(layer, value.detach(), value._version, edge, output.shape))
 
-    handles = [
-        layer.register_forward_hook(record, with_kwargs=True, prepend=True) for layer in layers
+@contextmanager
+def _parameters_replaced(slots: Sequence[Slot], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a module compute with other tensors in the place of its trainable parameters.
+
+    What `functional_call` does, without its search through the module at every call.
+    """
+    before = [
+        (layer._parameters, attribute, layer._parameters[attribute])
+        for layer, attribute, _ in slots
     ]
     try:
-        with torch.enable_grad():
+        for layer, attribute, name in slots:
+            layer._parameters[attribute] = values[name]  # pyright: ignore[reportArgumentType]
+        yield
+    finally:
+        for place, attribute, value in before:
+            place[attribute] = value
+
+
+def recorded_forward(
+    module: nn.Module,
+    slots: Sequence[Slot],
+    composites: Iterable[nn.Module],
+    parameters: Mapping[str, Tensor],
+    layers: Iterable[nn.Module],
+    inputs: Tensor,
+    shared: Shared,
+) -> tuple[Any, list[LayerCall]]:
+    """Run the module with these parameters and record the calls of these layers.
+
+    The outputs of `shared` calls, which serve all rows at once, are repeated for every row.
+    """
+    calls: list[LayerCall] = []
+    wanted, seen = set(layers), Counter[nn.Module]()
+
+    def keep(
+        layer: nn.Module, activations: Tensor, output: Tensor, projection: Projection | None = None
+    ) -> None:
+        if output.requires_grad and layer in wanted:
+            # The edge, unlike the tensor, still means this layer's output after an in-place ReLU.
+            edge, version = get_gradient_edge(output), activations._version
+            calls.append(
+                LayerCall(layer, activations.detach(), version, edge, output.shape, projection)
+            )
+
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        values = [value for value in (*args, *kwargs.values()) if value is not None]
+        if len(values) != 1:  # offsets and weights of bags have no closed form
+            return None
+        seen[layer] += 1
+        if (layer, seen[layer] - 1) not in shared:
+            keep(layer, values[0], output)
+            return None
+        repeated = _repeated(output, values[0], len(inputs))
+        keep(layer, _repeated(values[0], values[0], len(inputs)), repeated)
+        return repeated
+
+    handles = [
+        layer.register_forward_hook(hook, with_kwargs=True, prepend=True)
+        for layer in wanted
+        if not isinstance(layer, COMPOSITES)
+    ]
+    try:
+        with torch.enable_grad(), composites_replaced(composites, keep):
             # Weights ask for gradients only so that every output has a graph node; none is ever
             # computed.
             leaves = {name: value.requires_grad_() for name, value in parameters.items()}
-            outputs = functional_call(module, leaves, (inputs,))
+            with _parameters_replaced(slots, leaves):
+                outputs = module(inputs)
     finally:
         for handle in handles:
             handle.remove()
     return outputs, calls
+
+
+def _repeated(part: Tensor, words: Tensor, rows: int) -> Tensor:
+    """Return what was looked up once for all rows, or its words, with an example axis."""
+    return part.expand(rows, *part.shape[1:] if len(words) == 1 else part.shape)
+
+
+def trained_composites(module: nn.Module, owned: Owned) -> list[nn.Module]:
+    """Return the layers, trained at least in part, to be computed by forwards of this package."""
+    return [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, COMPOSITES)
+        and has_rule(layer)
+        and not owned.keys().isdisjoint(layer.modules())
+    ]
+
+
+@contextmanager
+def composites_replaced(layers: Iterable[nn.Module], record: Record | None) -> Iterator[None]:
+    """Let recurrent layers and attention compute by forwards of this package, which record.
+
+    Without `record` only recurrent layers, in operations that torch.func can batch.
+    """
+    kept: list[nn.Module] = []
+    fast = torch.backends.mha.get_fastpath_enabled()
+    # Torch's own short cut for attention packs rows by their lengths: shapes would be private.
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        for layer in layers:
+            if isinstance(layer, RECURRENT):
+                setattr(layer, "forward", partial(recurrent_forward, layer, record))  # noqa: B010
+                kept.append(layer)
+            elif isinstance(layer, nn.MultiheadAttention) and record is not None:
+                setattr(layer, "forward", partial(attention_forward, layer, record))  # noqa: B010
+                kept.append(layer)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for layer in kept:
+            del layer.forward
 
 
 def wrongly_covered(
@@ -102,7 +214,7 @@ def wrongly_covered(
     wrong: set[str] = set()
     recorded: Counter[str] = Counter()
     for call in calls:
-        names = owned[call.layer].values()
+        names = call.parameters(owned).values()
         by_row = len(call.activations) == length and call.output_shape[0] == length
         if not by_row or call.activations._version != call.version:
             wrong.update(names)
@@ -157,10 +269,7 @@ def outputs_shown(module: nn.Module, length: int, observe: Observer | None) -> I
 
 def is_random(module: nn.Module, public: Tensor) -> bool:
     """Tell whether outputs for the same inputs (K, ...) change when torch's generator moves on."""
-    if not any(
-        isinstance(layer, nn.modules.dropout._DropoutNd) or not _is_builtin(layer)
-        for layer in module.modules()
-    ):
+    if not any(_may_be_random(layer) for layer in module.modules()):
         return False
     probe, found = copy.deepcopy(module), []
     for purpose in ("one", "other"):
@@ -171,8 +280,11 @@ def is_random(module: nn.Module, public: Tensor) -> bool:
     )
 
 
-def _is_builtin(layer: nn.Module) -> bool:
-    return type(layer).__module__.startswith("torch.nn.modules.")
+def _may_be_random(layer: nn.Module) -> bool:
+    builtin = type(layer).__module__.startswith("torch.nn.modules.")
+    # recurrent layers and attention keep their rate of Dropout as a number
+    drops = isinstance(layer, nn.modules.dropout._DropoutNd) or bool(getattr(layer, "dropout", 0))
+    return drops or not builtin
 
 
 def tensors_of(outputs: Any) -> Iterator[Tensor]:

@@ -1,0 +1,38 @@
+"""Errors in the words of a script: the command line's --resume is resume=True in Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from dpcsgp.errors import DpcsgpError, PrivateStepError, RefusedDataError
+
+_WORDS: Final = (
+    (r"`dpcsgp run --resume`", "the script by itself and resume=True"),
+    (r"`dpcsgp launch --resume --processes (\d+)`", r"\1 processes of torchrun and resume=True"),
+    (r"--out FOLDER", "out=..."),
+    (r"--out folder", "out folder"),
+    (r"--out (\S+)", r"out='\1'"),
+    (r"--resume", "resume=True"),
+    (r"--allow-divergence", "allow_divergence=True"),
+)
+
+
+@contextmanager
+def script_words() -> Iterator[None]:
+    """Let errors of this package speak to somebody who writes Python, without a chain of others.
+
+    What failed below, such as a broken connection, is said in the message already. Errors about
+    private data keep their cause: it is shown on this machine only.
+    """
+    try:
+        yield
+    except (PrivateStepError, RefusedDataError):
+        raise
+    except DpcsgpError as error:
+        text = str(error)
+        for pattern, words in _WORDS:
+            text = re.sub(pattern, words, text)
+        raise type(error)(text) from None
