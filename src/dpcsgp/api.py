@@ -304,7 +304,8 @@ def load_model(
         raise DataError(f"{folder} is not a results folder: config.toml is missing")
     config = load_config(folder / "config.toml")
     if model is None:
-        if (folder / "federation.toml").exists():
+        own = config.task.model.startswith("own:")
+        if (folder / "federation.toml").exists() and not own:
             model = _model_of_roster(folder / "federation.toml")
         elif config.task.name == "own":
             raise ModelError(

@@ -149,6 +149,15 @@ def test_tables_are_read_with_names_and_without(here: Path) -> None:
     assert data.parts[0].targets.tolist() == targets.tolist()  # type: ignore[attr-defined]
 
 
+def test_parquet_is_read_where_pandas_can(here: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame({name: np.arange(9.0) for name in "abcd"})
+    frame.assign(kind=np.arange(9) % 3).to_parquet("data.parquet")
+    data = prepare_party(request_of(here, 0, OwnExamples("data.parquet", "kind"))).data
+    assert len(data.parts[0]) == 9  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("text", "target", "problem"),
     [
