@@ -69,6 +69,9 @@ def contribution_table(party: str, parts: Sequence[Contribution]) -> Table:
 def status_view(found: Mapping[str, Any]) -> Group:
     """Show the status of a party: its own figures, its peers, the last log lines."""
     parts: list[RenderableType] = [_figures(found), _peers(found["peers"], found["updated"])]
+    troubles = [f"{peer['name']}: {peer['problem']}" for peer in found["peers"] if peer["problem"]]
+    if troubles:
+        parts.append(Text("\n".join(troubles), style="yellow"))
     if found["log"]:
         parts.append(Text("\n".join(found["log"][-5:]), style="dim"))
     return Group(*parts)
@@ -102,9 +105,9 @@ def _figure_rows(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _peers(peers: Sequence[Mapping[str, Any]], now: float) -> Table:
-    """One row per neighbour; a problem stands below the name."""
+    """One row per neighbour."""
     table = Table(title="peers", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for name in ("party", "connected", "last heard", "lag", "in", "out", "problem"):
+    for name in ("party", "connected", "last heard", "lag", "in", "out"):
         table.add_column(name, overflow="fold")
     for peer in peers:
         heard = peer["last_heard"]
@@ -115,7 +118,6 @@ def _peers(peers: Sequence[Mapping[str, Any]], now: float) -> Table:
             f"{peer['lag']} rounds",
             f"{peer['bytes_in'] / 1e3:.1f} kB",
             f"{peer['bytes_out'] / 1e3:.1f} kB",
-            escape(peer["problem"]),
         )
     return table
 

@@ -96,6 +96,7 @@ class StatusKeeper:
         logger = logging.getLogger("dpcsgp")
         logger.removeHandler(self._lines)
         logger.setLevel(self._level)
+        self._waits = ((), 0.0)
         if kind is not None:
             self.phase = "failed"
         self._write()

@@ -55,13 +55,24 @@ class Standing:
 
     def __str__(self) -> str:
         polish = f" + polish {self.polished}" if self.polished else ""
-        waiting = f"  waiting for {', '.join(self.waiting_for)}" if self.waiting_for else ""
+        # Names come early: a narrow terminal cuts off the end.
+        waiting = f"  waiting for {some_names(self.waiting_for)}" if self.waiting_for else ""
         is_old = self.metric and (self.polished or self.scored_at < self.step)
         score = _score(self.metric, self.score) + (f" (step {self.scored_at})" if is_old else "")
         return (
-            f"step {self.step}/{self.steps}{polish}  {score}  "
-            f"eps {self.epsilon:.3f}  {self.bytes_per_edge / 1e6:.3f} MB/edge{waiting}"
+            f"step {self.step}/{self.steps}{polish}{waiting}  {score}  "
+            f"eps {self.epsilon:.3f}  {self.bytes_per_edge / 1e6:.3f} MB/edge"
         )
+
+
+def some_names(names: Sequence[str], most: int = 3) -> str:
+    """Join names; of many only the first ones.
+
+    >>> some_names(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def standing(run: Run, progress: Progress) -> Standing:
