@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpcsgp.cli.options import AsJson, LogFile, Verbose
 from dpcsgp.cli.party import Folder, RosterFile
 from dpcsgp.records.metrics import strict_json
+
+if TYPE_CHECKING:
+    from dpcsgp.console.parties import PartyReporter
+    from dpcsgp.federation.party_run import PartyRequest
 
 Data = Annotated[
     str | None,
@@ -57,11 +61,9 @@ def run(
     from dpcsgp.federation.cards import check_address
     from dpcsgp.federation.party_data import OwnExamples
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
-    from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_folder, run_party
+    from dpcsgp.federation.party_run import PartyRequest
     from dpcsgp.federation.roster import Roster
-    from dpcsgp.federation.run_place import finished_summary
     from dpcsgp.runtime.logs import open_logs
-    from dpcsgp.runtime.session import Hooks
 
     open_logs(verbose, log_file)
     request = PartyRequest(
@@ -74,23 +76,28 @@ def run(
         seed,
         patience,
     )
-    reporter = PartyReporter(Console(quiet=as_json))
-    hooks = Hooks(reporter=reporter, write_page=True)
-    # Refused before a folder is made; then the run goes on where an earlier start left it.
-    prepared = prepare_party(request, hooks)
-    results = results_folder(request)
-    summary = finished_summary(results)
-    if summary is None:
-        try:
-            outcome = run_party(prepared, results, hooks)
-        except KeyboardInterrupt:
-            typer.echo("stopped at once; the same line goes on from the last checkpoint", err=True)
-            raise typer.Exit(130) from None
-        summary, code = outcome.summary, outcome.progress.ending.exit_code
-    else:
-        reporter.outcome(summary, results.path, None)
-        code = 0
+    summary, code = _taken_part(request, PartyReporter(Console(quiet=as_json)))
     if as_json:
         typer.echo(strict_json(summary))
     if code:
         raise typer.Exit(code)
+
+
+def _taken_part(request: PartyRequest, reporter: PartyReporter) -> tuple[dict[str, Any], int]:
+    """Run a party, or show how it ended; return the summary and the exit code."""
+    from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
+    from dpcsgp.federation.run_place import finished_summary
+    from dpcsgp.runtime.session import Hooks
+
+    hooks = Hooks(reporter=reporter, write_page=True)
+    # Refused before a folder is made; then the run goes on where an earlier start left it.
+    prepared, results = prepare_party(request, hooks), results_folder(request)
+    if summary := finished_summary(results):
+        reporter.outcome(summary, results.path, None)
+        return summary, 0
+    try:
+        outcome = run_party(prepared, results, hooks)
+    except KeyboardInterrupt:
+        typer.echo("stopped at once; the same line goes on from the last checkpoint", err=True)
+        raise typer.Exit(130) from None
+    return outcome.summary, outcome.progress.ending.exit_code
