@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpcsgp.api import Result, load_model, train
+    from dpcsgp.participation import take_part
 
-__all__ = ["Result", "load_model", "train"]
+__all__ = ["Result", "load_model", "take_part", "train"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from dpcsgp import api
+        from importlib import import_module
 
-        return getattr(api, name)
+        home = "participation" if name == "take_part" else "api"
+        return getattr(import_module(f"dpcsgp.{home}"), name)
     raise AttributeError(f"module 'dpcsgp' has no attribute {name!r}")
 
 

@@ -304,17 +304,30 @@ def load_model(
         raise DataError(f"{folder} is not a results folder: config.toml is missing")
     config = load_config(folder / "config.toml")
     if model is None:
-        if config.task.name == "own":
+        own = config.task.model.startswith("own:")
+        if (folder / "federation.toml").exists() and not own:
+            model = _model_of_roster(folder / "federation.toml")
+        elif config.task.name == "own":
             raise ModelError(
                 f"{folder} holds a model of your own ({config.task.model.split(':')[1]}), and only "
                 "its parameters are kept: load_model(folder, model) with an instance of it"
             )
-        facts = declared_facts(config)
-        model = build_model(config.task.model, facts.input_shape, facts.num_classes)
-    elif config.task.name == "own":
+        else:
+            facts = declared_facts(config)
+            model = build_model(config.task.model, facts.input_shape, facts.num_classes)
+    elif config.task.model.startswith("own:"):
         model = uncompiled(model) if isinstance(model, nn.Module) else model
         refuse_other_model(folder, config, model)
     return filled_module(model, stored_model(folder, config, node))
+
+
+def _model_of_roster(path: Path) -> nn.Module:
+    """Return the model that the parties of a federation started from."""
+    from dpcsgp.federation.agreement import initial_module
+    from dpcsgp.federation.roster import Roster
+
+    roster = Roster.load(path)
+    return initial_module(roster.config, roster.data)
 
 
 @script_words()

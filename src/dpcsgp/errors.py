@@ -76,6 +76,10 @@ class PrivateStepError(DpcsgpError):
     """
 
 
+class WaitStoppedError(DpcsgpError):
+    """A wait for other parties was ended on request; the same command goes on later."""
+
+
 class DivergenceError(DpcsgpError):
     """A state or message became non-finite: names node, round and gradient step."""
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
 from dpcsgp.compression.base import naming_gradient_step
-from dpcsgp.errors import CheckpointError, DivergenceError
+from dpcsgp.errors import CheckpointError, DivergenceError, WaitStoppedError
 from dpcsgp.evaluation import evaluation_row, warn_if_residual_grows
 from dpcsgp.network import Traffic
 from dpcsgp.privacy import PrivateGradients
@@ -77,7 +77,10 @@ class Run:
         anchor_D: the public initial model.
         checkpoints: where to save; None: nowhere.
         hosts_all: whether all nodes of the run are in this process.
+        resumes_alone: whether this process goes on from its own newest checkpoint, whatever others
+            have; otherwise all need one step in common.
         on_row: sees a copy of every row that is written: public values only.
+        on_saved: told after every checkpoint of the oldest step that is kept.
     """
 
     task: Task
@@ -91,7 +94,9 @@ class Run:
     anchor_D: Tensor
     checkpoints: CheckpointFolder | None = None
     hosts_all: bool = True
+    resumes_alone: bool = True
     on_row: Callable[[dict[str, Any]], None] = lambda row: None
+    on_saved: Callable[[int], None] = lambda oldest: None
 
 
 @dataclass
@@ -167,6 +172,10 @@ def train(
             _polish(run, progress, watch)
     except DivergenceError as error:
         _end(progress, Ending.DIVERGED, f": {error}")
+    except WaitStoppedError:
+        # The step that waited is made again later, of the same release.
+        _end(progress, Ending.INTERRUPTED, f" at step {progress.state.step} of {steps}")
+        _rescue(run, progress)
     except Exception:
         _rescue(run, progress)
         raise
@@ -182,11 +191,12 @@ def _end(progress: Progress, ending: Ending, detail: str) -> None:
 def _rescue(run: Run, progress: Progress) -> None:
     """Keep the steps that were paid for when code outside of the loop fails, then let it fail.
 
-    With several processes there is nothing to keep: the others are at other steps, and the last
-    common one is on disk.
+    Where processes need a step in common there is nothing to keep: the others are at other steps,
+    and the last common one is on disk.
     """
     # Once the last step is saved, polishing must not replace it: a resume polishes anew.
-    if run.checkpoints and run.hosts_all and progress.state.step > 0 and not progress.steps_saved:
+    keeps = run.checkpoints and run.resumes_alone and progress.state.step > 0
+    if keeps and not progress.steps_saved:
         with suppress(Exception):  # what failed first is what has to be told
             save_checkpoint(run, progress)
 
@@ -253,7 +263,7 @@ def _start(run: Run, checkpoint: Checkpoint | None) -> Progress:
         state = run.algorithm.init(start_ND, run.anchor_D)
         velocity_ND = torch.zeros_like(start_ND) if run.schedule.momentum else None
         progress = Progress(state, velocity_ND)
-        if run.checkpoints and not run.hosts_all and run.schedule.checkpoint_every:
+        if run.checkpoints and not run.resumes_alone and run.schedule.checkpoint_every:
             save_checkpoint(run, progress)  # all processes have a step in common from the first on
         record(run, progress)
         return progress
@@ -315,7 +325,9 @@ def save_checkpoint(run: Run, progress: Progress) -> None:
     }
     run.checkpoints.save(progress.state.step, tensors, meta)
     # Releases are kept as long as some checkpoint leads back to them.
-    run.gradients.forget_before(min(run.checkpoints.complete_steps(), default=0))
+    oldest = min(run.checkpoints.complete_steps(), default=0)
+    run.gradients.forget_before(oldest)
+    run.on_saved(oldest)
     log.info("saved step %d", progress.state.step)
 
 

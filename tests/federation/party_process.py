@@ -74,7 +74,7 @@ def take_part(folder: str, node: int, peers: list[Peer], key_pem: bytes, steps: 
     own = peers[node]
     home = Path(folder) / own.name
     home.mkdir(exist_ok=True)
-    _tap(home / "tap")
+    tap(home / "tap")
     myself = Self(node, own.name, key_pem, own.certificate_pem, own.address)
     checkpoints = CheckpointFolder(home / "checkpoint", "test")
     network = PartyNetwork(
@@ -116,7 +116,7 @@ def _save(state: Any, network: PartyNetwork, checkpoints: CheckpointFolder) -> N
     network.forget_before(min(checkpoints.complete_steps()))
 
 
-def _tap(path: Path) -> None:
+def tap(path: Path) -> None:
     """Note every piece of a frame before it leaves."""
     tap = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     piece = Journal.piece

@@ -1,9 +1,10 @@
-"""`dpcsgp federation new | show`: one roster from a plan and cards, and what it means."""
+"""`dpcsgp federation new | show | demo`: one roster from a plan and cards, and what it means."""
 
 from __future__ import annotations
 
 import datetime
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,6 +86,35 @@ def show(
         typer.echo(strict_json(agreement.answer()))
     else:
         Console().print(overview(agreement), soft_wrap=True)
+
+
+@app.command("demo")
+def demo(
+    out: Annotated[
+        Path | None, typer.Option(help="New folder; default: a new one under runs/.")
+    ] = None,
+) -> None:
+    """Five parties on this machine train together; one is killed and starts again.
+
+    Exit code 0: all ended, and nobody released anything twice.
+
+    Example: dpcsgp federation demo
+    """
+    from rich.console import Console
+
+    from dpcsgp.console.federation_demo import DemoView, demo_table
+    from dpcsgp.federation.demonstration import demonstrate
+
+    root = out or Path("runs") / f"federation-{time.strftime('%Y%m%d-%H%M%S')}"
+    console = Console()
+    started = time.monotonic()
+    with DemoView(console) as view:
+        results = demonstrate(root, view.show, view.say)
+    console.print(demo_table(results))
+    seconds = time.monotonic() - started
+    console.print(f"{seconds:.0f} s; everything is in {root}", soft_wrap=True, highlight=False)
+    if any(result.faults for result in results):
+        raise typer.Exit(1)
 
 
 def _compare(first: Roster, second: Roster, as_json: bool) -> None:

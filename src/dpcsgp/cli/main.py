@@ -21,6 +21,8 @@ from dpcsgp.cli import (
     launch,
     ledger,
     party,
+    party_run,
+    party_watch,
     plan,
     report,
     reproduce,
@@ -51,6 +53,9 @@ cli.command("reproduce")(reproduce.reproduce)
 cli.add_typer(config.app, name="config")
 cli.add_typer(ledger.app, name="ledger")
 cli.add_typer(data.app, name="data")
+party.app.command("check")(party_watch.check)
+party.app.command("run")(party_run.run)
+party.app.command("status")(party_watch.status)
 cli.add_typer(party.app, name="party")
 cli.add_typer(federation.app, name="federation")
 

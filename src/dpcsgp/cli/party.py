@@ -22,6 +22,7 @@ Folder = Annotated[
     Path | None,
     typer.Option(help="The party's folder; default: this one, or the only one below it."),
 ]
+RosterFile = Annotated[Path, typer.Argument(help="The roster.", metavar="FEDERATION.toml")]
 NumExamples = Annotated[
     int | None, typer.Option(help="Declared number of examples: public, at least as many as held.")
 ]
@@ -89,7 +90,7 @@ def card(
 
 @app.command("approve")
 def approve(
-    roster_file: Annotated[Path, typer.Argument(help="The roster.", metavar="FEDERATION.toml")],
+    roster_file: RosterFile,
     folder: Folder = None,
     yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
 ) -> None:

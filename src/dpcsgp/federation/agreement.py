@@ -5,6 +5,7 @@ Everybody who looks at a roster or approves it computes this again. The maker is
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ from dpcsgp.privacy import GaussianMechanism, composed_epsilon
 from dpcsgp.randomness import torch_seed
 from dpcsgp.runs.design import ALLOW_DIVERGENCE, RunDesign, build_mechanism, design_run
 from dpcsgp.runs.facts import declared_facts
+from dpcsgp.runs.user_settings import described_model
 from dpcsgp.tasks import build_model
 
 MOST_COORDINATES: Final = 5 * 10**8  # 2 GB of float32
 _LONGEST_SPEC: Final = 200  # characters of task.model
+OWN_MODEL: Final = "own:"  # begins the description of a model that is not the package's
 _ROUNDING: Final = 1e-9  # relative
 
 
@@ -98,8 +101,12 @@ class Agreement:
         }
 
 
-def examine(roster: Roster) -> Agreement:
+def examine(roster: Roster, model: nn.Module | None = None) -> Agreement:
     """Compute what a roster means.
+
+    Args:
+        roster: the roster.
+        model: at its start, where it is not one of the package's.
 
     Raises:
         ConfigError: gossip would diverge, a promise cannot pay for the plan, or the initial model
@@ -114,7 +121,7 @@ def examine(roster: Roster) -> Agreement:
     nodes = range(len(roster.parties))
     for node in nodes:
         _cost_of_plan(roster, node)
-    module = initial_module(roster.config, roster.data)
+    module = initial_module(roster.config, roster.data, model)
     if model_digest(module) != roster.initial_model:
         raise ConfigError(
             f"initial_model = {roster.initial_model[:16]}...: here the settings give the model "
@@ -145,9 +152,17 @@ def _design(roster: Roster, module: nn.Module) -> RunDesign:
         raise UnstableError(str(error).removesuffix(ALLOW_DIVERGENCE)) from None
 
 
-def initial_module(config: Config, data: DataShape) -> nn.Module:
-    """Build the model that all parties start from, under the public seed."""
+def initial_module(config: Config, data: DataShape, model: nn.Module | None = None) -> nn.Module:
+    """Build the model that all parties start from, under the public seed.
+
+    Args:
+        config: settings, which name the model.
+        data: shape of the examples.
+        model: at its start, where it is not one of the package's; a copy is returned.
+    """
     spec = config.task.model
+    if model is not None or spec.startswith(OWN_MODEL):
+        return _own_module(spec, model)
     if len(spec) > _LONGEST_SPEC:
         raise ConfigError(
             f"task.model = {spec[:40]!r}...: expected at most {_LONGEST_SPEC} letters"
@@ -166,6 +181,22 @@ def initial_module(config: Config, data: DataShape) -> nn.Module:
         )
     with torch_seed(config.run.seed, "initial model"):
         return build_model(spec, data.input_shape, data.num_classes)
+
+
+def _own_module(spec: str, model: nn.Module | None) -> nn.Module:
+    """Return a copy of the parties' own model, if it is the one that the settings name."""
+    if model is None:
+        raise ConfigError(
+            f"task.model = {spec[:80]!r}: this model lives in the parties' Python; look at the "
+            "roster with dpcsgp.federation.agreement.examine(roster, model), and run it with "
+            "dpcsgp.take_part(roster, party, model=...)"
+        )
+    if described_model(model) != spec:
+        raise ConfigError(
+            f"model: the roster names {spec[:80]!r}, the given one is {described_model(model)!r}; "
+            "all parties need the same class, shapes and frozen values"
+        )
+    return copy.deepcopy(model).float()
 
 
 def model_digest(module: nn.Module) -> str:

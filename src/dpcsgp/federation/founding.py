@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
+from torch import nn
+
 from dpcsgp.config import Config, per_node
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.agreement import (
@@ -34,6 +36,7 @@ from dpcsgp.federation.roster import (
 )
 from dpcsgp.graphs import star
 from dpcsgp.runs.design import build_topology
+from dpcsgp.runs.user_settings import described_model
 from dpcsgp.runtime.process import MACHINE_SETTINGS
 
 YEAR: Final = datetime.timedelta(days=365)
@@ -58,6 +61,11 @@ class Plan:
         data = None if shape is None else DataShape.take(Fields(shape, f"plan {path}, data"))
         return cls(values, data)
 
+    def with_model(self, model: nn.Module) -> Plan:
+        """Name a model of the parties' own."""
+        task = {**self.values.get("task", {}), "model": described_model(model)}
+        return replace(self, values={**self.values, "task": task})
+
     def notes(self, cards: Sequence[Card]) -> list[str]:
         """Say which values of the plan are replaced by those of the cards."""
         privacy = self.values.get("privacy", {})
@@ -70,13 +78,19 @@ class Plan:
         ]
 
 
-def found(plan: Plan, cards: Sequence[Card], ends: datetime.date | None = None) -> Agreement:
+def found(
+    plan: Plan,
+    cards: Sequence[Card],
+    ends: datetime.date | None = None,
+    model: nn.Module | None = None,
+) -> Agreement:
     """Make the first roster of a federation, and compute what it means.
 
     Args:
         plan: the settings.
         cards: of all parties, in the order of their nodes.
         ends: last day; None: a year from now.
+        model: the parties' own, at its start; None: the one that the plan names.
 
     Raises:
         ConfigError: something cannot work; the message names it and a remedy.
@@ -88,17 +102,17 @@ def found(plan: Plan, cards: Sequence[Card], ends: datetime.date | None = None) 
         raise ConfigError(f"{len(cards)} cards: a roster takes at most {MOST_PARTIES}")
     check_parties(cards, ends)
     # Settings, shape of the data, the model they give, and the edges that the graph has.
-    config = _settings(plan, cards)
+    config = _settings(plan if model is None else plan.with_model(model), cards)
     check_settings(config)
     data = plan.data or declared_shape(config)
     edges = tuple(build_topology(config).edges)
     if config.graph.name == "edges":
         config = _with_graph(config, "edges")
-    model = model_digest(initial_module(config, data))
-    draft = _Draft(secrets.token_hex(8), ends, config, data, model)
+    digest = model_digest(initial_module(config, data, model))
+    draft = _Draft(secrets.token_hex(8), ends, config, data, digest, model)
     if closed := undialled(cards, edges):
         raise ConfigError(_explain(draft, cards, edges, closed))
-    return examine(draft.roster(cards, edges))
+    return examine(draft.roster(cards, edges), model)
 
 
 @final
@@ -111,6 +125,7 @@ class _Draft:
     config: Config
     data: DataShape
     initial_model: str
+    model: nn.Module | None
 
     def roster(self, cards: Sequence[Card], edges: Iterable[tuple[int, int]]) -> Roster:
         return Roster(
@@ -206,7 +221,7 @@ def _explain(
 def _works(draft: _Draft, cards: Sequence[Card], edges: Sequence[tuple[int, int]]) -> bool:
     """Say whether a roster with this graph would be taken."""
     try:
-        examine(draft.roster(cards, edges))
+        examine(draft.roster(cards, edges), draft.model)
     except ConfigError:
         return False
     return True

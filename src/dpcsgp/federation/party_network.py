@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpcsgp.errors import ConfigError, DpcsgpError, JournalError
+from dpcsgp.errors import ConfigError, JournalError, WaitStoppedError
 from dpcsgp.federation.journal import Journal
 from dpcsgp.federation.peers import Neighbours, Peer, PeerStatus, Self, StatusBoard
 from dpcsgp.federation.transport import Transport
@@ -32,10 +32,6 @@ _GLANCE_SECONDS = 1.0  # between looks at patience and at a request to stop, whi
 _FAREWELL_SECONDS = 10.0  # for senders that are to be told that nothing is missing
 _SAY_SECONDS = 60.0  # between log lines about one wait
 _LOG = logging.getLogger(__name__)
-
-
-class WaitStoppedError(DpcsgpError):
-    """A wait for other parties was ended by `stop`; the same command goes on later."""
 
 
 class PartyNetwork(Mixer):
@@ -259,7 +255,7 @@ class PartyNetwork(Mixer):
             if silent > self._patience:
                 problem = self._status.of(peer.node).problem
                 raise SilentPeerError(
-                    f"{peer} has given no sign of life for {silent:.0f} s (network.patience = "
+                    f"{peer} has given no sign of life for {silent:.0f} s (--patience "
                     f"{self._patience:g}) while {what} was awaited"
                     + (f"; last: {problem}" if problem else "")
                 )

@@ -296,6 +296,11 @@ def check_settings(config: Config) -> None:
                 f'task.{key} = {given!r}: for task.name = "own" every party brings its data ready '
                 f"for the model; leave task.{key} out"
             )
+    if not config.run.checkpoint_every:
+        raise ConfigError(
+            "run.checkpoint_every = 0: a party that was stopped goes on from its last checkpoint; "
+            "choose 1 or more"
+        )
     for field, value in config.flat().items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{field} = {value}: expected a finite number")

@@ -36,6 +36,7 @@ def build_run(
     rank: int = 0,
     world_size: int = 1,
     checkpoints_to_keep: int = 2,
+    keep_all_releases: bool = False,
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> Run:
     """Add data, keys, ledger and files to a design, for the nodes that this process hosts.
@@ -50,15 +51,17 @@ def build_run(
         rank: number of this process among `world_size`.
         world_size: number of processes of the run.
         checkpoints_to_keep: how many checkpoints of this process stay on disk.
+        keep_all_releases: keep releases of any size until a checkpoint has their step.
         on_row: sees every row that is written.
     """
     # Private examples are behind `task` from here on, and only `gradients` reads them.
     config, out = design.config, folder.path
     task = data.task(design.module, network.nodes).to(config.run.device)
     alone = world_size == 1
+    kept = _kept_releases(design, network.nodes, folder, (rank, world_size), keep_all_releases)
     return Run(
         task=task,
-        gradients=_checked_gradients(design, task, network.nodes, folder, (rank, world_size)),
+        gradients=_checked_gradients(design, task, network.nodes, folder, kept),
         algorithm=design.algorithm,
         polish=design.polish,
         network=network,
@@ -76,6 +79,7 @@ def build_run(
             config=config.fingerprint(),
         ),
         hosts_all=alone,
+        resumes_alone=alone,
         on_row=on_row,
     )
 
@@ -85,13 +89,10 @@ def _checked_gradients(
     task: Task,
     nodes: Sequence[int],
     folder: ResultsFolder,
-    process: tuple[int, int],
+    kept: KeptReleases | None,
 ) -> PrivateGradients:
-    """Return the private step with its row check behind it; `process`: rank and world size."""
-    gradients = replace(
-        _private_gradients(design, task, nodes, folder),
-        kept=_kept_releases(design, nodes, folder, process),
-    )
+    """Return the private step with its row check behind it."""
+    gradients = replace(_private_gradients(design, task, nodes, folder), kept=kept)
     try:
         return gradients.checked(design.anchor_D)
     except BaseException:
@@ -149,13 +150,19 @@ def _weights_after_noise(design: RunDesign, nodes: Sequence[int]) -> tuple[float
 
 
 def _kept_releases(
-    design: RunDesign, nodes: Sequence[int], folder: ResultsFolder, process: tuple[int, int]
+    design: RunDesign,
+    nodes: Sequence[int],
+    folder: ResultsFolder,
+    process: tuple[int, int],
+    of_any_size: bool,
 ) -> KeptReleases | None:
     """Return where releases stay until a checkpoint has their step.
 
-    None without checkpoints, which would let them pile up, and where they are very large.
+    None without checkpoints, which would let them pile up, and where they are very large, unless
+    those `of_any_size` are wanted. `process`: rank and world size.
     """
-    if not design.config.run.checkpoint_every or not worth_keeping(len(nodes), design.dim):
+    small = of_any_size or worth_keeping(len(nodes), design.dim)
+    if not design.config.run.checkpoint_every or not small:
         return None
     return KeptReleases(folder.path / "ledger" / "kept", folder.run_id, tuple(nodes), *process)
 

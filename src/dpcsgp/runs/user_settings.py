@@ -56,15 +56,7 @@ def settle(
             f'algorithm.name = "{config.algorithm.name}" trains in one place: give node_data with '
             "one dataset of everybody"
         )
-    # The model: built under the public seed, so that all processes start with the same one.
-    if not isinstance(model, nn.Module) and callable(model):
-        with torch_seed(config.run.seed, "initial model"):
-            model = model()
-    if not isinstance(model, nn.Module):
-        raise ModelError(
-            "model: expected an nn.Module, or a function that builds one, got "
-            f"{type(model).__name__}"
-        )
+    model = built_module(model, config.run.seed)
     if epsilon is not None and config.privacy.noise == "none":
         raise ConfigError(
             f'epsilon = {epsilon} with privacy.noise = "none": without noise there is no eps; '
@@ -78,7 +70,7 @@ def settle(
     # Written into the settings, so that a resumed run can be held against it.
     own: dict[str, Any] = {
         "task.name": "own",
-        "task.model": _described(module),
+        "task.model": described_model(module),
         "task.features": "none",
         "task.partition": "own",
     }
@@ -86,6 +78,22 @@ def settle(
         if value is not None:
             own[name] = list(value) if isinstance(value, Sequence) else value
     return module, change_config(config, own)
+
+
+def built_module(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return the caller's module.
+
+    A function that builds it is called under the public seed, so that all start with the same one.
+    """
+    if not isinstance(model, nn.Module) and callable(model):
+        with torch_seed(seed, "initial model"):
+            model = model()
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            "model: expected an nn.Module, or a function that builds one, got "
+            f"{type(model).__name__}"
+        )
+    return model
 
 
 def _refuse_other_words(settings: Mapping[str, Any] | Sequence[str]) -> None:
@@ -113,7 +121,7 @@ def _weighted_by_examples(config: Config, started: Config | None) -> Config:
     return change_config(config, {"algorithm.node_weights": weights})
 
 
-def _described(module: nn.Module) -> str:
+def described_model(module: nn.Module) -> str:
     """Name a model of the caller's own.
 
     Class, digest of names and shapes of what is trained, digest of what is not.
@@ -176,7 +184,7 @@ def refuse_other_model(folder: Path, config: Config, model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ModelError(f"model: expected an instance of nn.Module, got {type(model).__name__}")
     # "own:CLASS:TRAINED:FIXED": only TRAINED must agree; frozen values are the given model's.
-    stored, given = (text.split(":")[1:3] for text in (config.task.model, _described(model)))
+    stored, given = (text.split(":")[1:3] for text in (config.task.model, described_model(model)))
     if stored[1:] != given[1:]:
         layout = ParameterLayout.of(model)
         raise ModelError(

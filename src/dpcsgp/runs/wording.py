@@ -29,6 +29,7 @@ class Standing:
         scored_at: the step of that evaluation.
         epsilon: the largest eps spent so far.
         bytes_per_edge: bytes on one edge so far.
+        waiting_for: names of the parties that this one waits for.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Standing:
     scored_at: int
     epsilon: float
     bytes_per_edge: float
+    waiting_for: tuple[str, ...] = ()
 
     @property
     def done(self) -> int:
@@ -53,22 +55,39 @@ class Standing:
 
     def __str__(self) -> str:
         polish = f" + polish {self.polished}" if self.polished else ""
+        # Names come early: a narrow terminal cuts off the end.
+        waiting = f"  waiting for {some_names(self.waiting_for)}" if self.waiting_for else ""
         is_old = self.metric and (self.polished or self.scored_at < self.step)
         score = _score(self.metric, self.score) + (f" (step {self.scored_at})" if is_old else "")
         return (
-            f"step {self.step}/{self.steps}{polish}  {score}  "
+            f"step {self.step}/{self.steps}{polish}{waiting}  {score}  "
             f"eps {self.epsilon:.3f}  {self.bytes_per_edge / 1e6:.3f} MB/edge"
         )
 
 
+def some_names(names: Sequence[str], most: int = 3) -> str:
+    """Join names; of many only the first ones.
+
+    >>> some_names(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def standing(run: Run, progress: Progress) -> Standing:
     """Say where a run of this process stands."""
+    return standing_at(run, progress.state.step, progress.rounds_polished)
+
+
+def standing_at(run: Run, step: int, polished: int = 0) -> Standing:
+    """Say where a run of this process stands after so many steps and polish rounds."""
     # The score is that of the last evaluation, which may be some steps old.
     metric, values = first_metric(run.recorder.rows[-1])
     return Standing(
-        step=progress.state.step,
+        step=step,
         steps=run.schedule.steps,
-        polished=progress.rounds_polished,
+        polished=polished,
         polish_rounds=run.schedule.polish_rounds,
         metric=metric,
         score=sum(values) / len(values) if values else 0.0,

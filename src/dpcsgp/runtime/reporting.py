@@ -91,16 +91,21 @@ class PlainText:
 
 
 def every_tenth(show: ShowStanding) -> ShowStanding:
-    """Pass on about ten standings of a run: those at which another tenth of it is done."""
-    shown = -1
+    """Pass on about ten standings of a run: those at which another tenth of it is done.
+
+    A wait for other parties is passed on when it begins.
+    """
+    shown, waited_for = -1, ()
 
     def thinned(standing: Standing) -> None:
-        nonlocal shown
+        nonlocal shown, waited_for
         # Steps and polish rounds count alike.
         tenth = 10 * standing.done // max(standing.total, 1)
-        if tenth > shown:
+        begins = bool(standing.waiting_for) and standing.waiting_for != waited_for
+        if tenth > shown or begins:
             shown = tenth
             show(standing)
+        waited_for = standing.waiting_for
 
     return thinned
 

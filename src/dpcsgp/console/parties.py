@@ -1,0 +1,128 @@
+"""What one party sees of a federation that runs: progress, who contributed, status, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, final
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from dpcsgp.console.reporter import ConsoleReporter
+from dpcsgp.federation.contributions import Contribution
+from dpcsgp.runs.data import Downloads
+from dpcsgp.runs.design import RunDesign
+from dpcsgp.runtime.reporting import ShowStanding
+
+
+@final
+class PartyReporter:
+    """Shows a party's run: as that of any run, and who contributed in which rounds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._shown = console, ConsoleReporter(console)
+
+    def downloads(self) -> AbstractContextManager[Downloads | None]:
+        """Show a bar while data are fetched."""
+        return self._shown.downloads()
+
+    def plan(self, design: RunDesign) -> None:
+        """Print what is about to happen."""
+        self._shown.plan(design)
+
+    def progress(self) -> AbstractContextManager[ShowStanding]:
+        """Show one live line, with the names of those that are waited for."""
+        return self._shown.progress()
+
+    def say(self, text: str) -> None:
+        """Print one sentence."""
+        self._shown.say(text)
+
+    def outcome(self, summary: Mapping[str, Any], folder: Path, page: Path | None) -> None:
+        """Print the closing table, and who contributed."""
+        self._shown.outcome(summary, folder, page)
+        parts = [Contribution(**entry) for entry in summary["contributions"]]
+        self._console.print(contribution_table(summary["party"], parts))
+        if not summary["handed_over"]:
+            self._console.print(
+                "not finished: the same line again goes on where this start ended", style="yellow"
+            )
+
+
+def contribution_table(party: str, parts: Sequence[Contribution]) -> Table:
+    """Show whose messages are in a party's model."""
+    title = f"whose messages are in the model of {party}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("party", "node", "heard", "rounds"):
+        table.add_column(name)
+    for part in parts:
+        heard = {0: "itself", 1: "directly"}.get(part.distance, f"over {part.distance} edges")
+        table.add_row(escape(part.party), f"{part.node}", heard, part.text)
+    return table
+
+
+def status_view(found: Mapping[str, Any]) -> Group:
+    """Show the status of a party: its own figures, its peers, the last log lines."""
+    parts: list[RenderableType] = [_figures(found), _peers(found["peers"], found["updated"])]
+    troubles = [f"{peer['name']}: {peer['problem']}" for peer in found["peers"] if peer["problem"]]
+    if troubles:
+        parts.append(Text("\n".join(troubles), style="yellow"))
+    if found["log"]:
+        parts.append(Text("\n".join(found["log"][-5:]), style="dim"))
+    return Group(*parts)
+
+
+def _figures(found: Mapping[str, Any]) -> Table:
+    table = Table(title=f"party {found['party']}", show_header=False, title_justify="left")
+    for name, value in _figure_rows(found).items():
+        table.add_row(name, escape(value))
+    return table
+
+
+def _figure_rows(found: Mapping[str, Any]) -> dict[str, str]:
+    state = found["phase"]
+    if not found["running"] and state not in ("ended", "interrupted", "failed"):
+        state = f"not running; last seen {_ago(found['age'])}, {state}"
+    rows = {
+        "state": state,
+        "round": f"{found['round']} of {found['rounds']}",
+        "step": f"{found['step']} of {found['steps']}",
+        "eps": f"{float(found['epsilon']):.4f} of {found['epsilon_budget']:g} "
+        f"(delta {found['delta']:g})",
+        "sent per edge": f"{found['bytes_per_edge'] / 1e6:.3f} MB",
+    }
+    if found["metric"]:
+        rows[found["metric"]] = f"{found['score']:.4g} on its test data"
+    if found["waiting_for"]:
+        waited = f"for {found['waiting_seconds']:.0f} s"
+        rows["waiting for"] = f"{', '.join(found['waiting_for'])}, {waited}"
+    return rows
+
+
+def _peers(peers: Sequence[Mapping[str, Any]], now: float) -> Table:
+    """One row per neighbour."""
+    table = Table(title="peers", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("party", "connected", "last heard", "lag", "in", "out"):
+        table.add_column(name, overflow="fold")
+    for peer in peers:
+        heard = peer["last_heard"]
+        table.add_row(
+            escape(peer["name"]),
+            "yes" if peer["connected"] else "no",
+            "never" if heard is None else _ago(max(now - heard, 0.0)),
+            f"{peer['lag']} rounds",
+            f"{peer['bytes_in'] / 1e3:.1f} kB",
+            f"{peer['bytes_out'] / 1e3:.1f} kB",
+        )
+    return table
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 5400 else f"{seconds / 3600:.1f} h ago"

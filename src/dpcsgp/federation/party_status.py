@@ -1,0 +1,199 @@
+"""The status of a running party, in a small file: public facts only, for `dpcsgp party status`.
+
+A thread writes it every second. Whoever reads it sees how old it is, so a party that was killed is
+told apart from one that waits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, final
+
+from dpcsgp.errors import ConfigError
+from dpcsgp.federation.party_network import PartyNetwork
+from dpcsgp.federation.roster import Roster
+from dpcsgp.records.metrics import plain
+from dpcsgp.runs.wording import Standing
+
+FORMAT: Final = 1
+STALE_SECONDS: Final = 6.0
+_PAUSE: Final = 1.0
+_SHORT_WAIT: Final = 3.0  # not worth a line
+_LINES: Final = 20
+
+log = logging.getLogger(__name__)
+
+
+class LastLines(logging.Handler):
+    """Keeps the last log lines of the package: they hold public facts only."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: deque[str] = deque(maxlen=_LINES)
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one line."""
+        self.lines.append(self.format(record))
+
+
+@final
+@dataclass
+class StatusKeeper:
+    """Writes the status file, and tells whoever shows progress of waits.
+
+    Attributes:
+        path: the file.
+        roster: what is run.
+        network: the party's network.
+        node: the party's node.
+        rounds: exchanges that the plan has.
+        phase: what the party is doing.
+        standing: where it stands; None before the first step.
+        on_wait: told of waits that are not short.
+    """
+
+    path: Path
+    roster: Roster
+    network: PartyNetwork
+    node: int
+    rounds: int
+    phase: str = "starting"
+    standing: Standing | None = None
+    on_wait: Callable[[tuple[str, ...]], None] = lambda names: None
+    _waits: tuple[tuple[str, ...], float] = ((), 0.0)
+    _started: float = field(default_factory=time.time)
+    _lines: LastLines = field(default_factory=LastLines)
+    _end: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Self:
+        logger = logging.getLogger("dpcsgp")
+        self._level = logger.level
+        logger.addHandler(self._lines)
+        if not logger.isEnabledFor(logging.INFO):
+            logger.setLevel(logging.INFO)
+        self._thread = threading.Thread(target=self._run, name="status", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        logger = logging.getLogger("dpcsgp")
+        logger.removeHandler(self._lines)
+        logger.setLevel(self._level)
+        self._waits = ((), 0.0)
+        if kind is not None:
+            self.phase = "failed"
+        self._write()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is known now."""
+        waiting, since = self._waits
+        promise, standing = self.roster.parties[self.node].promised, self.standing
+        return {
+            "format": FORMAT,
+            "party": self.roster.parties[self.node].name,
+            "node": self.node,
+            "federation": self.roster.id,
+            "version": self.roster.version,
+            "words": self.roster.words,
+            "pid": os.getpid(),
+            "started": self._started,
+            "updated": time.time(),
+            "phase": self.phase,
+            "round": self.network.traffic.rounds,
+            "rounds": self.rounds,
+            "step": standing.step if standing else 0,
+            "steps": self.roster.config.algorithm.steps,
+            "metric": standing.metric if standing else "",
+            "score": standing.score if standing else None,
+            "epsilon": standing.epsilon if standing else 0.0,
+            "epsilon_budget": promise.epsilon,
+            "delta": promise.delta,
+            "bytes_per_edge": self.network.traffic.bytes_per_edge,
+            "waiting_for": list(waiting),
+            "waiting_seconds": time.monotonic() - since if waiting else 0.0,
+            "peers": self._peers(),
+            "log": list(self._lines.lines),
+        }
+
+    def _peers(self) -> list[dict[str, Any]]:
+        """Return one entry per neighbour, by node."""
+        topology, done = self.roster.topology, self.network.traffic.rounds
+        entries = []
+        for name, known in self.network.status().items():
+            node = self.roster.node_of(name)
+            sends = node in topology.senders_to(self.node)
+            entries.append(
+                {
+                    "name": name,
+                    "node": node,
+                    "sends": sends,
+                    "hears": node in topology.receivers_from(self.node),
+                    "connected": known.lines > 0,
+                    "last_heard": known.last_heard,
+                    "received": known.received if sends else None,
+                    "acknowledged": known.acknowledged,
+                    "lag": max(done - (known.received if sends else known.acknowledged), 0),
+                    "bytes_in": known.bytes_in,
+                    "bytes_out": known.bytes_out,
+                    "problem": known.problem,
+                }
+            )
+        return entries
+
+    def _run(self) -> None:
+        while not self._end.wait(_PAUSE):
+            self._look()
+            self._write()
+
+    def _look(self) -> None:
+        """Take note of a wait and how long it has lasted; tell of one that is not short."""
+        names, (before, since) = self.network.waiting_for, self._waits
+        if names != before:
+            # Fewer are missing: the same wait goes on.
+            goes_on = names and before and set(names) <= set(before)
+            self._waits = (names, since if goes_on else time.monotonic())
+        elif names and time.monotonic() - since > _SHORT_WAIT:
+            self.on_wait(names)
+
+    def _write(self) -> None:
+        """Replace the file; no sync, a status that is lost in a crash was of no use."""
+        draft = self.path.with_name(f".{self.path.name}.tmp")
+        try:
+            draft.write_text(json.dumps(plain(self.facts())), encoding="utf-8")
+            os.replace(draft, self.path)
+        except OSError as error:
+            log.warning("the status file cannot be written: %s", error.strerror)
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """Return the last status of a party; `running` and `age` say whether it is news.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: the party has not been started yet") from None
+    except ValueError:
+        raise ConfigError(f"{path} cannot be read; is it a status file?") from None
+    age = max(time.time() - found["updated"], 0.0)
+    over = found["phase"] in ("ended", "interrupted", "failed")
+    return {**found, "age": age, "running": not over and age < STALE_SECONDS}

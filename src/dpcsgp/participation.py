@@ -1,0 +1,118 @@
+"""Your model, your data, your node: take part in a federation from Python.
+
+`dpcsgp party run` is the same for models that a roster names.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import nn
+
+from dpcsgp.api import Result
+from dpcsgp.errors import DivergenceError
+from dpcsgp.federation.party_data import OwnExamples
+from dpcsgp.federation.party_folder import PartyFolder
+from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_folder, run_party
+from dpcsgp.federation.roster import Roster
+from dpcsgp.federation.run_place import finished_summary
+from dpcsgp.records.ending import Ending
+from dpcsgp.records.metrics import read_rows
+from dpcsgp.runs.user_settings import built_module
+from dpcsgp.runtime.reporting import PlainText, Silent
+from dpcsgp.runtime.session import Hooks, Outcome
+from dpcsgp.tasks.node_data import NodeData
+from dpcsgp.tasks.supervised import Metric
+
+__all__ = ["take_part"]
+
+
+def take_part(
+    roster: Path | str,
+    party: Path | str,
+    *,
+    data: NodeData | str = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    test_data: NodeData | str = None,
+    metrics: Mapping[str, Metric] | None = None,
+    out: Path | str | None = None,
+    listen: str | None = None,
+    device: str = "cpu",
+    seed: int | None = None,
+    patience: float | None = None,
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+    should_stop: Callable[[int], bool] | None = None,
+    verbose: bool = False,
+) -> Result:
+    """Take part in a federation as one of its parties; the same call goes on after any end.
+
+    Args:
+        roster: The file that this party has approved.
+        party: The party's folder.
+        data: Its own examples, as an entry of `node_data` in `train`, or a file as
+            `dpcsgp party run --data` takes it. None for a data set that everybody has.
+        model: The module at its start, or a function that builds it under the public seed, if the
+            roster was made with a model of the parties' own.
+        test_data: Public data for evaluation, in the same form.
+        metrics: As in `train`.
+        out: Results folder; default: in the party's folder. One roster has one results folder.
+        listen: HOST:PORT to listen on; default: the address on the party's card.
+        device: Where gradients are computed.
+        seed: For experiments: fixed private noise. The run is then not private.
+        patience: Seconds of a peer's silence after which to give up; default: never.
+        on_evaluation: Called with every row of the history as it is written.
+        should_stop: Called with the number of steps done; True ends this start there.
+        verbose: Print the plan, lines of progress and the outcome.
+
+    Returns:
+        The party's own model, its verified eps, and what else is in its results folder.
+
+    Raises:
+        DpcsgpError: for what is refused, before anything is released.
+        KeyboardInterrupt: after Ctrl-C; everything is saved first.
+    """
+    agreed = Roster.load(Path(roster))
+    request = PartyRequest(
+        PartyFolder.open(Path(party)),
+        agreed,
+        OwnExamples(data, None, test_data, metrics),
+        Path(out) if out is not None else None,
+        listen,
+        device,
+        seed,
+        patience,
+        built_module(model, agreed.config.run.seed) if model is not None else None,
+    )
+    watch = on_evaluation or (lambda row: None)
+    hooks = Hooks(
+        reporter=PlainText() if verbose else Silent(),
+        should_stop=should_stop or (lambda step: False),
+        on_start=lambda folder: watch,
+        write_page=verbose,
+    )
+    return _result(request, hooks)
+
+
+def _result(request: PartyRequest, hooks: Hooks) -> Result:
+    """Run a party, unless it has ended before; collect what is in its folder."""
+    prepared, results = prepare_party(request, hooks), results_folder(request)
+    clean = copy.deepcopy(prepared.design.module)  # what is handed out has never seen an example
+    summary = finished_summary(results)
+    if summary is None:
+        outcome = run_party(prepared, results, hooks)
+        _raise_if_ended_early(outcome)
+        summary = outcome.summary
+    history = read_rows(results.path / "metrics.jsonl")
+    models_ND = load_file(results.path / "model.safetensors")["node_models"]
+    return Result(results.path, summary, history, (request.node,), clean, models_ND, None)
+
+
+def _raise_if_ended_early(outcome: Outcome) -> None:
+    if outcome.stop_asked:
+        raise KeyboardInterrupt("stopped; the same call goes on")
+    if outcome.progress.ending is Ending.DIVERGED:
+        raise DivergenceError(f"{outcome.progress.stopped_because}; see {outcome.folder}")

@@ -1,0 +1,215 @@
+"""Whole parties in processes of their own: folders, consent, data, `run_party`; to be killed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+from parties import QUICK, free_address
+from party_process import tap
+
+from dpcsgp.config import Config, change_config
+from dpcsgp.federation import party_run
+from dpcsgp.federation.cards import Promise
+from dpcsgp.federation.consent import approve
+from dpcsgp.federation.founding import Plan, found
+from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples
+from dpcsgp.federation.party_folder import PartyFolder
+from dpcsgp.federation.party_network import PartyNetwork
+from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_folder, run_party
+from dpcsgp.federation.roster import Roster
+from dpcsgp.federation.run_place import finished_summary, latest_place
+from dpcsgp.network import Simulator
+from dpcsgp.privacy import read_ledgers, releases_by_node
+from dpcsgp.runs.build import build_run
+from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runtime.session import Hooks
+from dpcsgp.training import train
+
+FORKS = multiprocessing.get_context("forkserver")
+# Modules of the package: the fork server does not know this folder.
+FORKS.set_forkserver_preload(["dpcsgp.federation.party_run", "sklearn.datasets"])
+SEED = 5
+DIGITS = """
+[task]
+name = "digits"
+model = "logistic"
+
+[algorithm]
+steps = 12
+polish_rounds = 2
+average_last = 3
+
+[run]
+checkpoint_every = 4
+
+[graph]
+name = "directed_ring"
+"""
+
+
+def make_federation(root: Path, num_parties: int, plan: str = DIGITS, examples: int = 0) -> Roster:
+    """Make parties on loopback, a roster in `federation.toml`, and everybody's consent."""
+    examples = examples or 1500 // num_parties
+    folders = [
+        PartyFolder.create(
+            root / f"lab-{node}", f"lab-{node}", free_address(), Promise(examples, 4.0, 1e-4)
+        )
+        for node in range(num_parties)
+    ]
+    (root / "plan.toml").write_text(plan, encoding="utf-8")
+    cards = [folder.card for folder in folders]
+    roster = found(Plan.load(root / "plan.toml"), cards).roster
+    (root / "federation.toml").write_text(roster.text(), encoding="utf-8")
+    for folder in folders:
+        approve(folder, roster)
+    return roster
+
+
+def request_of(
+    root: Path, node: int, examples: OwnExamples = NO_EXAMPLES, seed: int | None = SEED
+) -> PartyRequest:
+    party = PartyFolder.open(root / f"lab-{node}")
+    return PartyRequest(party, Roster.load(root / "federation.toml"), examples, seed=seed)
+
+
+def results_of(root: Path, node: int) -> Path:
+    return latest_place(PartyFolder.open(root / f"lab-{node}"))
+
+
+def take_part(root: str, node: int, seed: int | None, pause: float) -> None:
+    """Be one party until the end; the exit code is that of the command."""
+    torch.set_num_threads(1)
+    _quicken()
+    tap(Path(root) / f"tap-{node}")
+    request = request_of(Path(root), node, seed=seed)
+    prepared, results = prepare_party(request), results_folder(request)
+    if finished_summary(results) is None:
+        slowly = Hooks(on_start=lambda folder: lambda row: time.sleep(pause))
+        os._exit(run_party(prepared, results, slowly).progress.ending.exit_code)
+
+
+def _quicken() -> None:
+    """Give lines short limits, so that tests need not wait."""
+
+    class Quick(PartyNetwork):
+        def __init__(self, *words: Any) -> None:
+            super().__init__(*words, timing=QUICK)
+
+    party_run.PartyNetwork = Quick  # type: ignore[misc]
+
+
+@dataclass
+class Running:
+    """Processes of the parties of one federation."""
+
+    root: Path
+    num_parties: int
+    seed: int | None = SEED
+    pause: float = 0.0
+    processes: dict[int, Any] = field(default_factory=dict)
+
+    def start(self, *nodes: int) -> None:
+        for node in nodes or range(self.num_parties):
+            words = (str(self.root), node, self.seed, self.pause)
+            self.processes[node] = FORKS.Process(target=take_part, args=words)
+            self.processes[node].start()
+
+    def kill(self, node: int) -> bool:
+        """Kill -9; say whether it was still running."""
+        running = self.processes[node].exitcode is None
+        self.processes[node].kill()
+        self.processes[node].join()
+        return running
+
+    def kill_at_random(self, kills: int, chance: random.Random) -> int:
+        """Kill and start again until there were so many kills or nobody is left."""
+        done = 0
+        while done < kills and any(p.exitcode is None for p in self.processes.values()):
+            time.sleep(chance.uniform(0.3, 1.2))
+            node = chance.choice(
+                [n for n, p in self.processes.items() if p.exitcode is None] or [0]
+            )
+            done += self.kill(node)
+            self.start(node)
+        return done
+
+    def wait(self, seconds: float = 90.0, codes: Sequence[int] = (0,)) -> None:
+        deadline = time.monotonic() + seconds
+        for node, process in self.processes.items():
+            process.join(max(deadline - time.monotonic(), 0.01))
+            assert process.exitcode in codes, (node, process.exitcode, self.status(node))
+
+    def status(self, node: int) -> dict[str, Any]:
+        """Return what a party has told last; nothing before its first start."""
+        found = list((self.root / f"lab-{node}").glob("runs/*/status.json"))
+        return json.loads(found[0].read_bytes()) if found else {}
+
+    def until_step(self, node: int, step: int, seconds: float = 60.0) -> None:
+        """Wait until a party says that it has made so many steps."""
+        deadline = time.monotonic() + seconds
+        while self.status(node).get("step", -1) < step:
+            assert time.monotonic() < deadline, self.status(node)
+            time.sleep(0.1)
+
+
+@contextmanager
+def running(root: Path, num_parties: int, **options: Any) -> Iterator[Running]:
+    """Run parties inside of a block; none outlives it."""
+    parties = Running(root, num_parties, **options)
+    try:
+        yield parties
+    finally:
+        for process in parties.processes.values():
+            process.kill()
+            process.join()
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What the simulator makes of the same settings and seeds."""
+
+    models_ND: torch.Tensor
+    releases: dict[int, list[tuple[Any, int]]]
+    bytes_per_edge: int
+
+
+def simulate(root: Path, config: Config) -> Twin:
+    """Run all nodes in this process, over the same graph and data."""
+    prepared = prepare_party(request_of(root, 0))
+    design = prepared.design
+    folder = ResultsFolder.create(root / "simulated", config)
+    run = build_run(design, prepared.data, Simulator(design.topology), folder)
+    progress = train(run)
+    run.gradients.ledger.close()
+    releases = releases_by_node(read_ledgers(folder.path / "ledger"))
+    models_ND = run.algorithm.model(progress.state)
+    return Twin(models_ND, releases, run.network.traffic.bytes_per_edge)
+
+
+def check_twin(root: Path, roster: Roster) -> None:
+    """Compare models, ledgers and bytes of all parties with the simulator's."""
+    twin = simulate(root, change_config(roster.config, {"privacy.seed": SEED}))
+    for node in range(len(roster.parties)):
+        folder = results_of(root, node)
+        tensors = load_file(folder / "model.safetensors")
+        assert tensors["nodes"].tolist() == [node]
+        assert torch.equal(tensors["node_models"][0], twin.models_ND[node]), node
+        mine = releases_by_node(read_ledgers(folder / "ledger"))
+        assert mine == {node: twin.releases[node]}
+        summary = json.loads((folder / "summary.json").read_bytes())
+        assert summary["bytes_per_edge"] == twin.bytes_per_edge
+        assert summary["stopped_because"] == "completed" and summary["handed_over"]
