@@ -82,7 +82,8 @@ def skew(experiment: Experiment) -> list[Path]:
         "Test accuracy on all ten.",
         markdown(rows, columns),
         "![test accuracy of the mean node: alone, together, all data in one place](figure.png)",
-        "`dp-sgd` holds all data in one place and is the same run in every row. *By examples*: a "
+        "`dp-sgd` holds all data in one place and is the same run in every row, with the learning "
+        "rate of the others; `dpcsgp reproduce cancelling` has it with its own. *By examples*: a "
         "node counts in proportion to its declared number of examples (`algorithm.node_weights`). "
         "A Dirichlet split leaves some nodes with few examples, whose noise then drowns "
         "everybody's gradient if all count equally.",
