@@ -75,8 +75,9 @@ def main() -> None:
         "elsewhere their rows move in the last digits. The runs of cnn and scaling are older "
         "than the noise's double-precision angles: its "
         "distribution is the same, but they do not repeat bit for bit. "
-        "All runs on this page are of version 0.1.0, before passes got public shapes and the "
-        "noise its proved slack (2.3 % more noise): accuracies are "
+        "The other runs but those of skew, fig1, fig2, frontier, features and cancelling are of version "
+        "0.1.0, before passes got public shapes and the noise its proved slack (2.3 % more noise): "
+        "their accuracies are "
         "expected to move by less than their spread, bits do not repeat.\n\n"
     )
     (DOCS / "results.md").write_text(intro + "\n".join(parts), encoding="utf-8")

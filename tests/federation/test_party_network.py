@@ -192,7 +192,7 @@ def test_patience_ends_with_the_name_of_who_is_silent_not_of_who_is_slow(tmp_pat
             future.result(10)
     assert slow_sender_is_waited_for
     opened[0].close()
-    with pytest.raises(SilentPeerError, match=r"party 'anna' \(node 0\) .*patience = 1.5"):
+    with pytest.raises(SilentPeerError, match=r"party 'anna' \(node 0\) .*--patience"):
         opened[1].exchange(frame_of(1, 2))
     for network in opened[1:]:
         network.close()
