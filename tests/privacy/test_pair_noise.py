@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,16 @@ from dp_accounting.pld import pld_privacy_accountant
 from pairs import joined, law_of
 from torch import Tensor
 
+from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError, PrivateStepError, WireError
 from dpcsgp.privacy import GaussianMechanism, composed_epsilon, effective_noise_multipliers
 from dpcsgp.privacy.accounting import epsilon_against
+from dpcsgp.privacy.ledger import Ledger, LedgerHeader
 from dpcsgp.privacy.noise import SENSITIVITY_SLACK
 from dpcsgp.privacy.pair_noise import PairNoise, participation
 from dpcsgp.privacy.shared_noise import SharedNoise, calibrate_shared_noise
 from dpcsgp.randomness import PairStreams, PrivateRandomness
+from dpcsgp.runtime import process
 
 DIM = 300
 
@@ -339,3 +343,32 @@ def test_the_lattice_is_fine_enough_and_the_grid_common() -> None:
     tiny = SharedNoise((1e-9, 1.0), 0.5, (1.0, 1.0), 1.0, (0.5, 0.5), "poisson", 0)
     with pytest.raises(ConfigError, match="too small for the grid"):
         tiny.lattice(1000)
+
+
+def test_a_torn_line_of_shared_noise_counts_as_the_own_noise_alone(tmp_path: Path) -> None:
+    """Nobody knows whether a partner had stopped: never dearer than without all partners."""
+    law, path = law_of(4, own=0.9, shared=0.7, max_colluders=1), tmp_path / "node-0000.jsonl"
+    with Ledger.create(path, LedgerHeader("run", 0, delta=1e-4, event=law.event(0))) as ledger:
+        ledger.record(0, 0, law.event(0))
+        ledger.record(1, 0, law.event(0, (True, True, False, False)))
+    path.write_bytes(path.read_bytes()[:-60])
+    with Ledger.open(path) as repaired:
+        torn = [event for event, _ in repaired.releases() if event.max_colluders is None]
+        assert repaired.count == 2 and [event.noise_multiplier for event in torn] == [
+            pytest.approx(0.9)
+        ]
+
+
+def test_shared_noise_between_machines_needs_a_key_and_enough_colluders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("LOCAL_WORLD_SIZE", process.PARENT):
+        monkeypatch.delenv(name, raising=False)
+    config = load_config(None, ["privacy.max_colluders=3"])
+    with pytest.raises(ConfigError, match=r"need network\.key_file"):
+        process._refuse_unauthenticated_pairs(config, 10)
+    with pytest.raises(ConfigError, match="one process hosts 5"):
+        process._refuse_few_colluders(config, 2)
+    process._refuse_few_colluders(config, 10)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "10")
+    process._refuse_unauthenticated_pairs(config, 10)
