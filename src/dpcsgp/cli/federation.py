@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpcsgp.cli.exit_codes import CodedGroup
 from dpcsgp.cli.options import AsJson
 from dpcsgp.errors import ConfigError
 from dpcsgp.records.metrics import strict_json
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dpcsgp.federation.roster import Roster
 
 app = typer.Typer(
+    cls=CodedGroup,
     no_args_is_help=True,
     help="Make and read the roster of a federation.",
     rich_markup_mode=None,

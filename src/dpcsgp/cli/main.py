@@ -72,6 +72,8 @@ def app() -> None:
         Console(stderr=True, soft_wrap=True).print(
             Text("error: ", style="bold red") + Text(str(error))
         )
+        for note in getattr(error, "__notes__", ()):
+            sys.stderr.write(f"{note}\n")
         sys.exit(error.exit_code)
     # A full or read-only disk, wherever it was met: nothing that was recorded is lost.
     except OSError as error:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpcsgp.cli.exit_codes import CodedGroup
 from dpcsgp.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpcsgp.federation.cards import Promise
 
 app = typer.Typer(
+    cls=CodedGroup,
     no_args_is_help=True,
     help="Take part in a federation: keys, card and consent of one party.",
     rich_markup_mode=None,

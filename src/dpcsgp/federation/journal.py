@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from dpcsgp.errors import JournalError, RestoredBackupError, WireError
+from dpcsgp.errors import DiskError, JournalError, RestoredBackupError, WireError
 from dpcsgp.federation.frame_log import FrameLog
 from dpcsgp.federation.peers import Peer
 from dpcsgp.records.files import write_atomically
@@ -169,7 +169,7 @@ class Journal:
         try:
             write_atomically(self._folder / _SETTLED, text.encode())
         except OSError as error:
-            raise JournalError(
+            raise DiskError(
                 f"{self._folder / _SETTLED} cannot be written ({error.strerror}); free space"
             ) from error
 

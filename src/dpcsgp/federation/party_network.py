@@ -77,6 +77,7 @@ class PartyNetwork(Mixer):
         self._failure: JournalError | None = None
         self._stopped = False
         self.waiting_for: tuple[str, ...] = ()  # names of the parties that a wait is for
+        self._waited, self._waiting_since = 0.0, 0.0  # seconds of all waits; 0: no wait now
         self._journal = Journal(
             folder,
             roster_digest,
@@ -195,6 +196,11 @@ class PartyNetwork(Mixer):
         found = self._status.all()
         return {peer.name: found[peer.node] for peer in self._neighbours.all()}
 
+    def seconds_waited(self) -> float:
+        """Return how long this start has waited for others in all; any thread may call it."""
+        since = self._waiting_since
+        return self._waited + (time.monotonic() - since if since else 0.0)
+
     def stop(self) -> None:
         """End the present wait and all later ones within a second; a signal handler may call it.
 
@@ -224,7 +230,7 @@ class PartyNetwork(Mixer):
 
     def _wait(self, missing: Callable[[], list[Peer]], what: str) -> None:
         """Sleep until nobody is missing; say for whom, and give up only where asked to."""
-        started = said = time.monotonic()
+        started = said = self._waiting_since = time.monotonic()
         with self._journal.changed:
             while absent := missing():
                 self.waiting_for = tuple(peer.name for peer in absent)
@@ -240,6 +246,7 @@ class PartyNetwork(Mixer):
                     _LOG.info("waiting for %s of %s", what, ", ".join(self.waiting_for))
                 self._journal.changed.wait(_GLANCE_SECONDS)
         self.waiting_for = ()
+        self._waited, self._waiting_since = self._waited + time.monotonic() - started, 0.0
         self._raise_failure()
 
     def _raise_failure(self) -> None:

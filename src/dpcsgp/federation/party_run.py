@@ -26,6 +26,7 @@ from dpcsgp.federation.party_status import StatusKeeper
 from dpcsgp.federation.peers import Peer, Self
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import JOURNAL, STATUS, open_place
+from dpcsgp.federation.status_page import PageAddress, opened_page
 from dpcsgp.records.ending import Ending
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.data import RunData
@@ -56,6 +57,7 @@ class PartyRequest:
         seed: of private noise, for experiments: the run is then not private.
         patience: seconds without a sign of life after which a wait fails; None: wait for ever.
         model: at its start, where it is not one of the package's.
+        page: where a page about the run listens; None: there is none.
     """
 
     party: PartyFolder
@@ -67,6 +69,7 @@ class PartyRequest:
     seed: int | None = None
     patience: float | None = None
     model: nn.Module | None = None
+    page: PageAddress | None = None
 
     @property
     def node(self) -> int:
@@ -136,8 +139,16 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
     reporter, roster, node = hooks.reporter, prepared.request.roster, prepared.request.node
     reporter.plan(prepared.design)
     on_row = hooks.on_start(folder.path)
-    with closing(open_network(prepared, folder.path / JOURNAL)) as network:
+    with (
+        # The page first: a port in use is refused before anybody is called.
+        opened_page(prepared.request.page) as shown,
+        closing(open_network(prepared, folder.path / JOURNAL)) as network,
+    ):
         keeper = StatusKeeper(folder.path / STATUS, roster, network, node, prepared.rounds)
+        if shown is not None:
+            keeper.page = shown.url
+            shown.show(lambda: keeper.latest)
+            reporter.say(f"status page: {shown.url}")
         with keeper, StopSignal(_stopper(reporter.say, network), hooks.should_stop) as stop:
             run = _built(prepared, network, folder, on_row)
             with closing(run.gradients.ledger), reporter.progress() as show:
@@ -245,6 +256,7 @@ def _to_the_end(
 
     def watch(progress: Progress) -> None:
         keeper.standing = standing(run, progress)
+        keeper.releases, keeper.rows = sum(run.gradients.num_releases()), run.recorder.rows
         keeper.phase = "polishing" if progress.rounds_polished else "training"
         show(keeper.standing)
 
@@ -285,6 +297,8 @@ class _Gate:
         if not self.met and kept is not None and not kept.steps_from(step):
             if self.keeper.standing is None:
                 self.keeper.standing = standing_at(self.run, step)
+                self.keeper.releases = sum(self.run.gradients.num_releases())
+                self.keeper.rows = self.run.recorder.rows
             self.keeper.phase = "meeting the others"
             self.network.meet_receivers()
             self.met = True
