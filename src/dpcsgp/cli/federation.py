@@ -62,6 +62,10 @@ def show(
         list[Path],
         typer.Argument(help="One roster, or two to be compared.", metavar="FEDERATION.toml..."),
     ],
+    firewall: Annotated[
+        bool,
+        typer.Option("--firewall", help="Show who calls whom at which port: what IT has to open."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show who takes part, on what terms, and what it costs; or how two rosters differ.
@@ -74,7 +78,12 @@ def show(
 
     if len(roster_files) > 2:
         raise ConfigError(f"{len(roster_files)} rosters: give one, or two to be compared")
+    if firewall and len(roster_files) != 1:
+        raise ConfigError(f"--firewall takes one roster, not {len(roster_files)}")
     rosters = [Roster.load(path) for path in roster_files]
+    if firewall:
+        _show_firewall(rosters[0], as_json)
+        return
     if len(rosters) == 2:
         _compare(rosters[0], rosters[1], as_json)
         return
@@ -117,6 +126,20 @@ def demo(
     console.print(f"{seconds:.0f} s; everything is in {root}", soft_wrap=True, highlight=False)
     if any(result.faults for result in results):
         raise typer.Exit(1)
+
+
+def _show_firewall(roster: Roster, as_json: bool) -> None:
+    """Print every connection that the roster needs."""
+    from rich.console import Console
+
+    from dpcsgp.console.federations import firewall_table
+    from dpcsgp.federation.firewall import connections
+
+    found = connections(roster)
+    if as_json:
+        typer.echo(strict_json({"connections": [vars(each) for each in found]}))
+    else:
+        Console().print(firewall_table(found), soft_wrap=True)
 
 
 def _compare(first: Roster, second: Roster, as_json: bool) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dpcsgp.federation.party_run import PartyRequest
     from dpcsgp.federation.status_page import PageAddress
 
+_LOG_BYTES = 5_000_000  # a party may run for weeks
+
 Data = Annotated[
     str | None,
     typer.Option(help="Own examples: .npz (x, y), .csv, .parquet or module:function."),
@@ -81,7 +83,7 @@ def run(
     from dpcsgp.federation.roster import Roster
     from dpcsgp.runtime.logs import open_logs
 
-    open_logs(verbose, log_file)
+    open_logs(verbose, log_file, most_bytes=_LOG_BYTES)
     request = PartyRequest(
         PartyFolder.open(find_folder(folder)),
         Roster.load(roster_file),

@@ -67,7 +67,7 @@ def status(
 ) -> None:
     """Show round, eps, bytes, peers and who is waited for: public facts, read from a file.
 
-    Exit code 1: the party is not running, and its run has not ended.
+    Exit code 1: the party is not running, and its run has not ended as planned.
 
     Example: dpcsgp party status --watch
     """

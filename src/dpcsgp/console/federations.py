@@ -13,6 +13,7 @@ from rich.text import Text
 from dpcsgp.federation.agreement import Agreement, PartyCost
 from dpcsgp.federation.consent import Consent
 from dpcsgp.federation.differences import Difference
+from dpcsgp.federation.firewall import Connection
 from dpcsgp.federation.roster import Roster
 
 
@@ -24,6 +25,18 @@ def overview(agreement: Agreement) -> Group:
         _verdict(agreement),
         fingerprint(agreement.roster),
     )
+
+
+def firewall_table(connections: Sequence[Connection]) -> Group:
+    """Show which connections a roster needs, one row each."""
+    title = "connections to let through (TCP with TLS, open for the whole run)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("from", "to", "host", "port", "what the caller does"):
+        table.add_column(name, overflow="fold")
+    for each in connections:
+        row = (each.caller, each.called, each.host, f"{each.port}", each.carries)
+        table.add_row(*map(escape, row))
+    return Group(table, Text("Answers come back on the same connection; nothing else is needed."))
 
 
 def own_part(agreement: Agreement, name: str, others: Sequence[Consent]) -> Group:

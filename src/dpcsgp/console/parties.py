@@ -91,13 +91,17 @@ def _figure_rows(found: Mapping[str, Any]) -> dict[str, str]:
     rows = {
         "state": state,
         "round": f"{found['round']} of {found['rounds']}",
-        "step": f"{found['step']} of {found['steps']}",
+        "step": f"{found['step']} of {found['steps']}, {found['releases']} releases",
         "eps": f"{float(found['epsilon']):.4f} of {found['epsilon_budget']:g} "
         f"(delta {found['delta']:g})",
         "sent per edge": f"{found['bytes_per_edge'] / 1e6:.3f} MB",
     }
     if found["metric"]:
-        rows[found["metric"]] = f"{found['score']:.4g} on its test data"
+        scored = f"{float(found['score']):.4g} on its public test data"
+        rows[found["metric"]] = f"{scored} (step {found['scored_at']})"
+    rows["spent waiting"] = f"{100 * found['waiting_share']:.0f} % of this start"
+    if found["page"] and found["running"]:
+        rows["page"] = found["page"]
     if found["waiting_for"]:
         waited = f"for {found['waiting_seconds']:.0f} s"
         rows["waiting for"] = f"{', '.join(found['waiting_for'])}, {waited}"
@@ -107,7 +111,7 @@ def _figure_rows(found: Mapping[str, Any]) -> dict[str, str]:
 def _peers(peers: Sequence[Mapping[str, Any]], now: float) -> Table:
     """One row per neighbour."""
     table = Table(title="peers", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for name in ("party", "connected", "last heard", "lag", "in", "out"):
+    for name in ("party", "connected", "last heard", "lag", "in", "out", "edges"):
         table.add_column(name, overflow="fold")
     for peer in peers:
         heard = peer["last_heard"]
@@ -118,8 +122,15 @@ def _peers(peers: Sequence[Mapping[str, Any]], now: float) -> Table:
             f"{peer['lag']} rounds",
             f"{peer['bytes_in'] / 1e3:.1f} kB",
             f"{peer['bytes_out'] / 1e3:.1f} kB",
+            _edges(peer),
         )
     return table
+
+
+def _edges(peer: Mapping[str, Any]) -> str:
+    if peer["sends"] and peer["hears"]:
+        return "both ways"
+    return "is heard" if peer["sends"] else "hears"
 
 
 def _ago(seconds: float) -> str:

@@ -42,22 +42,30 @@ _PAUSE: Final = 1.0
 _SHORT_WAIT: Final = 3.0  # not worth a line
 _SAY_SECONDS: Final = 60.0  # between log lines about rounds
 _LINES: Final = 20
+_LINE_LENGTH: Final = 500
 _MOST_POINTS: Final = 200  # of the curve
 
 log = logging.getLogger(__name__)
 
 
 class LastLines(logging.Handler):
-    """Keeps the last log lines of the package: they hold public facts only."""
+    """Keeps the last log lines of the package: they hold public facts only.
+
+    Of several lines of one kind in a row, such as "saved", the last one stays.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.lines: deque[str] = deque(maxlen=_LINES)
+        self._kind: object = None
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one line."""
-        self.lines.append(self.format(record))
+        if self.lines and record.levelno == logging.INFO and record.msg == self._kind:
+            self.lines.pop()
+        self._kind = record.msg
+        self.lines.append(self.format(record)[:_LINE_LENGTH])
 
 
 @final
@@ -95,6 +103,7 @@ class StatusKeeper:
     _waits: tuple[tuple[str, ...], float] = ((), 0.0)
     _started: float = field(default_factory=time.time)
     _begun: float = field(default_factory=time.monotonic)
+    _logged_wait: tuple[str, ...] = ()
     _said: tuple[int, float] = (0, 0.0)  # the round in the last log line, and when
     _lines: LastLines = field(default_factory=LastLines)
     _end: threading.Event = field(default_factory=threading.Event)
@@ -211,6 +220,15 @@ class StatusKeeper:
             self._waits = (names, since if goes_on else time.monotonic())
         elif names and time.monotonic() - since > _SHORT_WAIT:
             self.on_wait(names)
+            self._say_wait(names)
+        if not names:
+            self._say_wait(())
+
+    def _say_wait(self, names: tuple[str, ...]) -> None:
+        """Log a wait when it begins and when it is over."""
+        if names != self._logged_wait:
+            log.info("waiting for %s", ", ".join(names)) if names else log.info("nobody is missing")
+            self._logged_wait = names
 
     def _write(self) -> None:
         """Replace the file; no sync, a status that is lost in a crash was of no use."""

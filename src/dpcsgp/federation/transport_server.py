@@ -25,6 +25,7 @@ from dpcsgp.federation.transport_ends import (
 from dpcsgp.federation.transport_grpc import SERVICE, GrpcLine, der_of, grpc, server_options
 
 _MOST_CALLS: Final = 6  # of one peer at a time; honest ones have at most two, and a hello
+_MOST_REASONS: Final = 50
 _TLS: Final = b"TLSv1.3"
 _LOG = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Reception:
         self._calls: Counter[int] = Counter()
         # (peer, method) -> set when a newer call takes the place of the one that is open
         self._replaced: dict[tuple[int, Method], asyncio.Event] = {}
+        self._refused: set[str] = set()  # reasons that were logged
         self._closing = asyncio.Event()
         self._server: Any = None
 
@@ -86,6 +88,7 @@ class Reception:
             try:
                 peer = self._caller(context, method)
             except WireError as error:
+                self._say_refused(str(error))
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
                 return
             self._calls[peer.node] += 1
@@ -102,6 +105,12 @@ class Reception:
                 self._calls[peer.node] -= 1
 
         return answer
+
+    def _say_refused(self, text: str) -> None:
+        """Log a refused call; each reason once, so that nobody can fill the log."""
+        if text not in self._refused and len(self._refused) < _MOST_REASONS:
+            self._refused.add(text)
+            _LOG.warning("a call was refused: %s", text)
 
     def _caller(self, context: Any, method: Method) -> Peer:
         """Return who calls, by its certificate; refuse what it may not ask for."""

@@ -55,8 +55,8 @@ function figures(facts) {
   document.title = `${facts.party}: round ${facts.round} of ${facts.rounds}`;
   say("party", facts.party);
   say("federation", `federation ${facts.federation} · version ${facts.version} · ${facts.words}`);
-  say("round", `${facts.round} of ${facts.rounds}`);
-  say("steps", `step ${facts.step} of ${facts.steps} · ${facts.releases} releases`);
+  say("round", String(facts.round));
+  say("steps", `of ${facts.rounds} · step ${facts.step} of ${facts.steps} · ${facts.releases} releases`);
   at("progress").value = facts.rounds ? facts.round / facts.rounds : 0;
   say("phase", facts.phase);
   say("since", `for ${span(facts.now - facts.started)} since this start`);
