@@ -56,6 +56,7 @@ cli.add_typer(data.app, name="data")
 party.app.command("check")(party_watch.check)
 party.app.command("run")(party_run.run)
 party.app.command("status")(party_watch.status)
+party.app.command("dashboard")(party_watch.dashboard)
 cli.add_typer(party.app, name="party")
 cli.add_typer(federation.app, name="federation")
 

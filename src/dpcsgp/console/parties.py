@@ -49,8 +49,13 @@ class PartyReporter:
         parts = [Contribution(**entry) for entry in summary["contributions"]]
         self._console.print(contribution_table(summary["party"], parts))
         if not summary["handed_over"]:
+            rounds = f"{summary['rounds']} of {summary['rounds_planned']}"
             self._console.print(
-                "not finished: the same line again goes on where this start ended", style="yellow"
+                f"not finished: this is the model after round {rounds}, not the result of the "
+                "federation. The same line again goes on where this start ended",
+                style="yellow",
+                soft_wrap=True,
+                highlight=False,
             )
 
 

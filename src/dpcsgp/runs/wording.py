@@ -161,6 +161,9 @@ def _scores(summary: Mapping[str, Any]) -> dict[str, str]:
     rows: dict[str, str] = {}
     for name in names or ["accuracy"]:
         show = _percent if name == "accuracy" else _number
+        if "party" in summary:  # it knows its own node only
+            rows[f"{name}, own model"] = show(summary.get(f"{name}_node_mean"))
+            continue
         rows[f"{name}, mean over nodes"] = show(summary.get(f"{name}_node_mean"))
         # Of other metrics nobody here knows whether small is bad.
         least = "worst node" if name == "accuracy" else "smallest node"
