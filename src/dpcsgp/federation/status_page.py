@@ -120,7 +120,7 @@ class StatusPage:
         self._facts: Facts = dict
         self._open = 0
         self._contents = {path: _content(name) for path, (name, _) in _FILES.items()}
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._serving = asyncio.new_event_loop(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="status page", daemon=True)
 
     def show(self, facts: Facts) -> None:
@@ -129,6 +129,7 @@ class StatusPage:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self._serving.wait()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -140,6 +141,7 @@ class StatusPage:
         self._turn = asyncio.Lock()
         start = asyncio.start_server(self._answer, sock=self._socket, limit=_MOST_BYTES)
         server = self._loop.run_until_complete(start)
+        self._serving.set()
         self._loop.run_forever()
         server.close()
         for task in asyncio.all_tasks(self._loop):
