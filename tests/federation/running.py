@@ -114,7 +114,7 @@ def take_part(
 
 
 def tap_lines(path: Path) -> None:
-    """Note every piece of a frame that is handed to TLS: its round, where it starts, a digest."""
+    """Note every piece of a frame that is handed to TLS: its round, start, digest and a sample."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     send, under_way = GrpcLine.send, {}
 
@@ -126,7 +126,8 @@ def tap_lines(path: Path) -> None:
         if kind in (b"f", b"p"):
             round_, start = under_way[self]
             under_way[self] = (round_, start + len(piece))
-            line = [round_, start, hashlib.blake2b(piece).hexdigest()]
+            sample = piece[len(piece) // 2 :][:24].hex()
+            line = [round_, start, hashlib.blake2b(piece).hexdigest(), sample]
             os.write(file, json.dumps(line).encode() + b"\n")
         await send(self, message, seconds)
 

@@ -33,7 +33,7 @@ def check_exactly_once(root: Path, roster: Roster) -> None:
         assert sum(count for _, count in releases[node]) == algorithm.steps
         seen = defaultdict(set)
         for line in (root / f"tap-{node}").read_text().splitlines():
-            round_, start, digest = json.loads(line)
+            round_, start, digest, _ = json.loads(line)
             seen[round_, start].add(digest)
         assert all(len(digests) == 1 for digests in seen.values())
         rounds = algorithm.steps + algorithm.polish_rounds

@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from dpcsgp.errors import ConfigError
+from dpcsgp.federation.identity import ANY_PARTY
 from dpcsgp.federation.peers import Method
 from dpcsgp.federation.transport_ends import LineClosedError
 from dpcsgp.federation.transport_messages import MOST_BYTES, foreign_text
@@ -42,12 +43,12 @@ _COMMON: Final = (
 )
 
 
-def client_options(server_name: str) -> list[tuple[str, Any]]:
-    """Return the options of a channel to the party of this name."""
+def client_options() -> list[tuple[str, Any]]:
+    """Return the options of a channel to a party."""
     return [
         *_COMMON,
-        # The name in the certificate is the party's, whatever its address.
-        ("grpc.ssl_target_name_override", server_name),
+        # Not the party's own name, nor its address: this one is seen by whoever listens in.
+        ("grpc.ssl_target_name_override", ANY_PARTY),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
         # The limit of one attempt to connect, whatever its name: the system sends the first packet
