@@ -14,6 +14,7 @@ import heapq
 import os
 import random
 import select
+import socket
 import struct
 import subprocess
 import sys
@@ -103,6 +104,26 @@ def enter(namespace: str) -> None:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
             number = ctypes.get_errno()
             raise OSError(number, f"setns {namespace}: {os.strerror(number)}")
+
+
+def can_call(namespace: str, address: str, seconds: float = 2.0) -> bool:
+    """Try to open a TCP connection from a host."""
+    found: list[bool] = []
+
+    def call() -> None:
+        enter(namespace)
+        host, port = address.split(":")
+        try:
+            socket.create_connection((host, int(port)), seconds).close()
+        except OSError:
+            found.append(False)
+        else:
+            found.append(True)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 @contextmanager

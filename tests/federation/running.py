@@ -70,12 +70,8 @@ def make_federation(
     addresses: Sequence[str | None] = (),
 ) -> Roster:
     """Make parties, on loopback unless told, a roster `federation.toml`, and all consents."""
-    promise = Promise(examples or 1500 // num_parties, 4.0, 1e-4)
     addresses = addresses or [free_address() for _ in range(num_parties)]
-    folders = [
-        PartyFolder.create(root / f"lab-{node}", f"lab-{node}", addresses[node], promise)
-        for node in range(num_parties)
-    ]
+    folders = make_folders(root, addresses, examples or 1500 // num_parties)
     (root / "plan.toml").write_text(plan, encoding="utf-8")
     cards = [folder.card for folder in folders]
     roster = found(Plan.load(root / "plan.toml"), cards).roster
@@ -83,6 +79,17 @@ def make_federation(
     for folder in folders:
         approve(folder, roster)
     return roster
+
+
+def make_folders(root: Path, addresses: Sequence[str | None], examples: int) -> list[PartyFolder]:
+    """Make the parties' own folders, or open those that are there."""
+    promise = Promise(examples, 4.0, 1e-4)
+    return [
+        PartyFolder.open(root / f"lab-{node}")
+        if (root / f"lab-{node}").exists()
+        else PartyFolder.create(root / f"lab-{node}", f"lab-{node}", address, promise)
+        for node, address in enumerate(addresses)
+    ]
 
 
 def request_of(
@@ -195,6 +202,11 @@ class Running:
         found = list((self.root / f"lab-{node}").glob("runs/*/status.json"))
         return json.loads(found[0].read_bytes()) if found else {}
 
+    def processor_seconds(self, node: int) -> float:
+        """Return the processor time that a party has used since its start (Linux)."""
+        words = Path(f"/proc/{self.processes[node].pid}/stat").read_text().rpartition(")")[2]
+        return sum(map(int, words.split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
     def until_step(self, node: int, step: int, seconds: float = 60.0) -> None:
         """Wait until a party says that it has made so many steps."""
         deadline = time.monotonic() + seconds
@@ -226,6 +238,11 @@ class Twin:
 
 def simulate(root: Path, config: Config) -> Twin:
     """Do what `dpcsgp run` does with the same settings."""
+    if config.graph.edges_file:
+        edges = Roster.load(root / "federation.toml").edges
+        lines = [f"{sender} {receiver}" for sender, receiver in edges]
+        (root / "listed.txt").write_text("\n".join(lines), encoding="utf-8")
+        config = change_config(config, {"graph.edges_file": str(root / "listed.txt")})
     settings = ResultsFolder.create(root / "settings", config).path / "config.toml"
     outcome = run_simulated(BuiltinRequest(settings, out=root / "simulated"))
     models_ND = load_file(outcome.folder / "model.safetensors")["node_models"]
