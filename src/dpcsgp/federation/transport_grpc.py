@@ -28,6 +28,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 SERVICE: Final = "dpcsgp.Party"
+# Connections that are still in their handshake, or of nobody: each takes a file descriptor, and a
+# party that cannot open its ledger or its checkpoint has to end.
+_MOST_STRANGERS: Final = 256
 
 # Bounds of every connection. Beats of our own go through every line, so pings are rare.
 _COMMON: Final = (
@@ -57,12 +60,18 @@ def client_options() -> list[tuple[str, Any]]:
     ]
 
 
-def server_options(handshake_seconds: float) -> list[tuple[str, Any]]:
-    """Return the options of a server; strangers have so many seconds for their handshake."""
+def server_options(handshake_seconds: float, neighbours: int) -> list[tuple[str, Any]]:
+    """Return the options of a server.
+
+    Args:
+        handshake_seconds: that a stranger has for its handshake.
+        neighbours: number of parties that may call.
+    """
     return [
         *_COMMON,
         ("grpc.so_reuseport", 0),  # another process on this port is an error
         ("grpc.max_concurrent_streams", 8),  # calls per connection
+        ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 4 * neighbours),
         ("grpc.server_handshake_timeout_ms", round(1000 * handshake_seconds)),
         ("grpc.max_connection_idle_ms", 60_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
