@@ -101,7 +101,7 @@ async def _dialled(own: Self, peer: Peer, method: Method) -> AsyncIterator[GrpcL
     credentials = grpc.ssl_channel_credentials(
         peer.certificate_pem, own.key_pem, own.certificate_pem
     )
-    options = client_options(peer.name)
+    options = client_options()
     async with grpc.aio.secure_channel(peer.address, credentials, options=options) as channel:
         call: Any = channel.stream_stream(path_of(method))()
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,8 @@ from dpcsgp.errors import JournalError, RestoredBackupError, WireError
 from dpcsgp.federation import transport_messages as messages
 from dpcsgp.federation.journal import Journal
 from dpcsgp.federation.peers import Neighbours, Peer, StatusBoard
+
+_CANCEL_SECONDS = 1.0  # before a work that goes on is cancelled again
 
 
 class LineClosedError(Exception):
@@ -133,9 +135,16 @@ async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
         for task in done:
             task.result()
     finally:
-        for task in tasks:
+        await _end_all(tasks)
+
+
+async def _end_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel works until they have ended; a library may swallow a cancellation that comes late."""
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(left, timeout=_CANCEL_SECONDS)
+    await asyncio.gather(*tasks, return_exceptions=True)  # their errors have been looked at
 
 
 # The sending end.
@@ -169,10 +178,8 @@ async def _offer(line: Line, desk: Desk, peer: Peer, next_round: int, waker: asy
         while next_round < desk.journal.released:
             await _send_frame(line, desk, peer, next_round)
             next_round += 1
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(waker.wait(), desk.timing.beat)
-            continue
-        await _send(line, desk, peer, messages.BEAT)
+        if not await _is_set_within(waker, desk.timing.beat):
+            await _send(line, desk, peer, messages.BEAT)
 
 
 async def _send_frame(line: Line, desk: Desk, peer: Peer, round_: int) -> None:
@@ -210,9 +217,7 @@ async def _take_frames(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Even
 async def _keep_acknowledging(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Event) -> None:
     """Bring to the disk what has come and say so; not for each frame, a sync is costly."""
     while True:
-        try:
-            await asyncio.wait_for(arrived.wait(), desk.timing.beat)
-        except TimeoutError:
+        if not await _is_set_within(arrived, desk.timing.beat):
             await _send(line, desk, peer, messages.BEAT)
             continue
         arrived.clear()
@@ -268,6 +273,13 @@ async def _assembled(
 
 
 # Both ends.
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 async def _received(line: Line, desk: Desk, peer: Peer, seconds: float) -> bytes:

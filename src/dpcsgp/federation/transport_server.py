@@ -59,7 +59,8 @@ class Reception:
             method.value: grpc.stream_stream_rpc_method_handler(self._handler(method))
             for method in Method
         }
-        self._server = grpc.aio.server(options=server_options(self._desk.timing.hello))
+        options = server_options(self._desk.timing.hello, len(self._peer_of))
+        self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
         )
