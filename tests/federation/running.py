@@ -106,8 +106,8 @@ def _quicken() -> None:
     """Give lines short limits, so that tests need not wait."""
 
     class Quick(PartyNetwork):
-        def __init__(self, *words: Any) -> None:
-            super().__init__(*words, timing=QUICK)
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, timing=QUICK, **options)
 
     party_run.PartyNetwork = Quick  # type: ignore[misc]
 
