@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
+from drawn_streams import note_draws
 from parties import QUICK, free_address
 from party_process import tap
 
@@ -95,6 +96,7 @@ def take_part(root: str, node: int, seed: int | None, pause: float) -> None:
     torch.set_num_threads(1)
     _quicken()
     tap(Path(root) / f"tap-{node}")
+    note_draws(Path(root) / f"drawn-{node}")
     request = request_of(Path(root), node, seed=seed)
     prepared, results = prepare_party(request), results_folder(request)
     if finished_summary(results) is None:

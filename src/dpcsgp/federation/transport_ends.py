@@ -70,7 +70,7 @@ class Desk:
         window: how many rounds a sender can be ahead of this party's own frames.
         fail: is told when this party must not go on.
         timing: limits of a line.
-        wakers: one event per sending end, set when there is something to send.
+        wakers: one event per end, set when there is something to send.
         notices: everybody's starts, if parties share noise.
     """
 
@@ -87,7 +87,7 @@ class Desk:
     notices: NoticeBoard | None = None
 
     def wake(self) -> None:
-        """Tell all sending ends that there is something to send."""
+        """Tell all ends that there is something to send."""
         for waker in self.wakers:
             waker.set()
 
@@ -128,9 +128,14 @@ async def receive_frames(line: Line, desk: Desk, peer: Peer) -> None:
     # An earlier line may have left frames that are not safe yet.
     await _acknowledge(line, desk, peer)
     arrived = asyncio.Event()
-    await first_to_end(
-        _take_frames(line, desk, peer, arrived), _keep_acknowledging(line, desk, peer, arrived)
-    )
+    if desk.notices is not None:
+        desk.wakers.add(arrived)  # notices travel against the edges too
+    try:
+        await first_to_end(
+            _take_frames(line, desk, peer, arrived), _keep_acknowledging(line, desk, peer, arrived)
+        )
+    finally:
+        desk.wakers.discard(arrived)
 
 
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
@@ -152,7 +157,9 @@ async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
 async def _hear_holdings(line: Line, desk: Desk, peer: Peer) -> None:
     while True:
         message = await _received(line, desk, peer, desk.timing.silence)
-        if not messages.is_beat(message):
+        if (notice := messages.parsed_notice(message)) is not None:
+            await _take_notice(desk, notice)
+        elif not messages.is_beat(message):
             _heard(desk, peer, message)
 
 
@@ -257,21 +264,25 @@ async def _take_notice(desk: Desk, body: bytes) -> None:
 
 async def _keep_acknowledging(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Event) -> None:
     """Bring to the disk what has come and say so; not for each frame, a sync is costly."""
+    told = said = 0
     while True:
+        told = await _send_notices(line, desk, peer, told)
         try:
             await asyncio.wait_for(arrived.wait(), desk.timing.beat)
         except TimeoutError:
             await _send(line, desk, peer, messages.BEAT)
             continue
         arrived.clear()
-        await _acknowledge(line, desk, peer)
-        await asyncio.sleep(desk.timing.sync)
+        if desk.journal.awaited(peer.node).rounds > said:
+            said = await _acknowledge(line, desk, peer)
+            await asyncio.sleep(desk.timing.sync)
 
 
-async def _acknowledge(line: Line, desk: Desk, peer: Peer) -> None:
+async def _acknowledge(line: Line, desk: Desk, peer: Peer) -> int:
     held = await asyncio.to_thread(desk.journal.secure, peer.node)
     await _send(line, desk, peer, messages.holding(held))
     desk.journal.told(peer.node, held.rounds)
+    return held.rounds
 
 
 def _check_head(head: messages.FrameHead, desk: Desk, peer: Peer) -> None:

@@ -9,7 +9,7 @@ has; both beat when they have nothing else to say.
 | holding | receiver: first, and after every sync | rounds, chain |
 | frame | sender | round, size, chain before, chain after, first piece |
 | piece | sender | the next bytes of the frame |
-| notice | sender, before the frames that it made later | JSON: of some party's start (`notices`) |
+| notice | both; senders before frames that they made later | JSON: some party's start (`notices`) |
 | beat | both, every few seconds | nothing |
 | refusal | caller, last | why it hangs up; who answers says it in the status of the call |
 """
