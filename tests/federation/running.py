@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
+from drawn_streams import note_draws
 from hosts import enter
 from parties import QUICK, free_address
 
@@ -113,6 +114,7 @@ def take_part(
     if quick:
         _quicken()
     tap_lines(Path(root) / f"tap-{node}")
+    note_draws(Path(root) / f"drawn-{node}")
     request = request_of(Path(root), node, seed=seed)
     prepared, results = prepare_party(request), results_folder(request)
     if finished_summary(results) is None:
@@ -145,8 +147,8 @@ def _quicken() -> None:
     """Give lines short limits, so that tests need not wait."""
 
     class Quick(PartyNetwork):
-        def __init__(self, *words: Any) -> None:
-            super().__init__(*words, timing=QUICK)
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, timing=QUICK, **options)
 
     party_run.PartyNetwork = Quick  # type: ignore[misc]
 

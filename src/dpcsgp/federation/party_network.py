@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dpcsgp.errors import ConfigError, JournalError, WaitStoppedError
 from dpcsgp.federation.journal import Journal
+from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.peers import Neighbours, Peer, PeerStatus, Self, StatusBoard
 from dpcsgp.federation.transport import Transport
 from dpcsgp.federation.transport_ends import Desk, Timing
@@ -47,6 +48,7 @@ class PartyNetwork(Mixer):
         steps: the public number of gradient steps that the roster plans.
         patience: seconds without a sign of life after which a wait fails; None: wait for ever.
         timing: limits of a line.
+        notices: everybody's starts, if parties share noise.
 
     Raises:
         ConfigError: a neighbour is missing or cannot be reached by design, or the address to
@@ -65,6 +67,7 @@ class PartyNetwork(Mixer):
         steps: int,
         patience: float | None = None,
         timing: Timing = Timing(),
+        notices: NoticeBoard | None = None,
     ) -> None:
         super().__init__(topology, [own.node])
         self.topology = topology
@@ -97,6 +100,7 @@ class PartyNetwork(Mixer):
             window=topology.num_nodes,  # a frame needs ours of as many rounds ago as there are hops
             fail=self._fail,
             timing=timing,
+            notices=notices,
         )
         try:
             self._transport = Transport(own, desk)
@@ -156,6 +160,19 @@ class PartyNetwork(Mixer):
             WaitStoppedError: `stop` was called.
         """
         self._wait(self._journal.unheard, "word of what has arrived")
+
+    def pass_on(self) -> None:
+        """Tell the neighbours what is new on the notice board."""
+        self._transport.wake()
+
+    def wait_for(self, missing: Callable[[], list[Peer]], what: str) -> None:
+        """Wait until none of these parties is missing; they need not be neighbours.
+
+        Raises:
+            SilentPeerError: patience is over; names the party.
+            WaitStoppedError: `stop` was called.
+        """
+        self._wait(missing, what)
 
     def finish(self) -> None:
         """Wait until every receiver has all own frames on its disk; then this party may leave.
@@ -260,7 +277,8 @@ class PartyNetwork(Mixer):
         for peer in absent:
             silent = time.monotonic() - max(started, self._status.silent_since(peer.node))
             if silent > self._patience:
-                problem = self._status.of(peer.node).problem
+                known = self._status.all().get(peer.node)  # None: it is no neighbour
+                problem = known.problem if known else ""
                 raise SilentPeerError(
                     f"{peer} has given no sign of life for {silent:.0f} s (--patience "
                     f"{self._patience:g}) while {what} was awaited"

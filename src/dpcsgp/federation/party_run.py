@@ -19,13 +19,15 @@ from dpcsgp.errors import ConfigError, WaitStoppedError
 from dpcsgp.federation.agreement import Agreement, examine
 from dpcsgp.federation.consent import require_consent
 from dpcsgp.federation.contributions import contributions
+from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples, load_own_data
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_network import PartyNetwork
+from dpcsgp.federation.party_pairs import PartyPairs
 from dpcsgp.federation.party_status import StatusKeeper
 from dpcsgp.federation.peers import Peer, Self
 from dpcsgp.federation.roster import Roster
-from dpcsgp.federation.run_place import JOURNAL, STATUS, open_place
+from dpcsgp.federation.run_place import JOURNAL, NOTICES, STATUS, open_place
 from dpcsgp.federation.status_page import PageAddress, opened_page
 from dpcsgp.records.ending import Ending
 from dpcsgp.runs.build import build_run
@@ -139,10 +141,11 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
     reporter, roster, node = hooks.reporter, prepared.request.roster, prepared.request.node
     reporter.plan(prepared.design)
     on_row = hooks.on_start(folder.path)
+    board = _notice_board(prepared, folder)
     with (
         # The page first: a port in use is refused before anybody is called.
         opened_page(prepared.request.page) as shown,
-        closing(open_network(prepared, folder.path / JOURNAL)) as network,
+        closing(open_network(prepared, folder.path / JOURNAL, board)) as network,
     ):
         keeper = StatusKeeper(folder.path / STATUS, roster, network, node, prepared.rounds)
         if shown is not None:
@@ -150,9 +153,11 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
             shown.show(lambda: keeper.latest)
             reporter.say(f"status page: {shown.url}")
         with keeper, StopSignal(_stopper(reporter.say, network), hooks.should_stop) as stop:
-            run = _built(prepared, network, folder, on_row)
+            pairs = _pairs(prepared, network, board)
+            run = _built(prepared, network, folder, pairs, on_row)
             with closing(run.gradients.ledger), reporter.progress() as show:
-                progress = _to_the_end(run, network, keeper, stop, show)
+                gate = _Gate(run, network, stop, keeper, pairs)
+                progress = _to_the_end(run, network, keeper, gate, show)
                 summary = _write_results(prepared, folder, run, progress)
                 if summary["handed_over"]:
                     run.gradients.forget_all()
@@ -169,7 +174,9 @@ def results_folder(request: PartyRequest) -> ResultsFolder:
     return open_place(request.party, request.roster, request.out, request.config())
 
 
-def open_network(prepared: PreparedParty, journal: Path) -> PartyNetwork:
+def open_network(
+    prepared: PreparedParty, journal: Path, board: NoticeBoard | None = None
+) -> PartyNetwork:
     """Open the journal and begin to listen and to call."""
     request = prepared.request
     return PartyNetwork(
@@ -181,7 +188,25 @@ def open_network(prepared: PreparedParty, journal: Path) -> PartyNetwork:
         prepared.size_of_round,
         prepared.design.config.algorithm.steps,
         request.patience,
+        notices=board,
     )
+
+
+def _notice_board(prepared: PreparedParty, folder: ResultsFolder) -> NoticeBoard | None:
+    """Return where notices of starts are kept; None: noise is independent."""
+    if prepared.design.mechanism.shared is None:
+        return None
+    return NoticeBoard(folder.path / NOTICES, prepared.request.roster, prepared.request.node)
+
+
+def _pairs(
+    prepared: PreparedParty, network: PartyNetwork, board: NoticeBoard | None
+) -> PartyPairs | None:
+    """Return the partners of this party in shared noise, if it has any."""
+    if board is None:
+        return None
+    request = prepared.request
+    return PartyPairs(request.party, request.roster, board, network.pass_on)
 
 
 def own_end(request: PartyRequest) -> Self:
@@ -202,13 +227,7 @@ def peers_of(roster: Roster) -> list[Peer]:
 
 def refuse_unsupported(roster: Roster) -> None:
     """Refuse settings for which parties would have to agree on more than a roster holds."""
-    privacy, algorithm = roster.config.privacy, roster.config.algorithm
-    if privacy.max_colluders != "all":
-        raise ConfigError(
-            f"privacy.max_colluders = {privacy.max_colluders}: parties cannot share noise yet, "
-            "because pairs without an edge have no way to agree on a key; have a roster made with "
-            'privacy.max_colluders = "all"'
-        )
+    algorithm = roster.config.algorithm
     if roster.config.method.blocks and algorithm.block_order == "random":
         raise ConfigError(
             'algorithm.block_order = "random": parties need to know the size of every message '
@@ -230,6 +249,7 @@ def _built(
     prepared: PreparedParty,
     network: PartyNetwork,
     folder: ResultsFolder,
+    pairs: PartyPairs | None,
     on_row: Callable[[dict[str, Any]], None],
 ) -> Run:
     """Put the run together; what was sent is forgotten once no checkpoint leads back to it."""
@@ -239,6 +259,7 @@ def _built(
         network,
         folder,
         keep_all_releases=True,
+        partners=pairs,
         on_row=on_row,
     )
     every = prepared.design.config.algorithm.gossip_every
@@ -250,7 +271,7 @@ def _built(
 
 
 def _to_the_end(
-    run: Run, network: PartyNetwork, keeper: StatusKeeper, stop: StopSignal, show: ShowStanding
+    run: Run, network: PartyNetwork, keeper: StatusKeeper, gate: _Gate, show: ShowStanding
 ) -> Progress:
     """Train, then stay until every receiver has all messages."""
 
@@ -266,7 +287,7 @@ def _to_the_end(
 
     keeper.on_wait = say_wait
     checkpoint = newest_checkpoint(run)
-    progress = train(run, watch, _Gate(run, network, stop, keeper), checkpoint)
+    progress = train(run, watch, gate, checkpoint)
     if progress.ending is Ending.COMPLETED:
         keeper.phase = "handing over"
         try:
@@ -282,14 +303,16 @@ def _to_the_end(
 class _Gate:
     """Asked before every step: meets the receivers before the first new release, then stops.
 
-    A party that was restored from an older backup is recognised by what its receivers hold. Steps
-    whose release was kept need nobody: the others may have left.
+    A party that was restored from an older backup is recognised by what its receivers hold. With
+    shared noise, everybody's first notice is awaited too. Steps whose release was kept need nobody:
+    the others may have left.
     """
 
     run: Run
     network: PartyNetwork
     stop: StopSignal
     keeper: StatusKeeper
+    pairs: PartyPairs | None = None
     met: bool = False
 
     def __call__(self, step: int) -> bool:
@@ -301,6 +324,11 @@ class _Gate:
                 self.keeper.rows = self.run.recorder.rows
             self.keeper.phase = "meeting the others"
             self.network.meet_receivers()
+            if self.pairs is not None:
+                peers, missing = peers_of(self.keeper.roster), self.pairs.missing
+                self.network.wait_for(
+                    lambda: [peers[node] for node in missing(step)], "first notice"
+                )
             self.met = True
             self.keeper.phase = "training"
         return self.stop.is_set(step)

@@ -23,6 +23,7 @@ from dpcsgp.runtime.process import MACHINE_SETTINGS
 
 RUNS: Final = "runs"
 JOURNAL: Final = "journal"
+NOTICES: Final = "journal/notices.json"
 STATUS: Final = "status.json"
 ROSTER: Final = "federation.toml"
 _SHORT: Final = 16  # hexadecimal digits in names of folders

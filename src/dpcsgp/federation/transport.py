@@ -60,8 +60,8 @@ class Transport:
             raise
 
     def wake(self) -> None:
-        """Tell all sending ends that an own frame was released."""
-        self._loop.call_soon_threadsafe(self._wake)
+        """Tell all sending ends that there is something to send."""
+        self._loop.call_soon_threadsafe(self._desk.wake)
 
     def close(self, seconds: float = 2.0) -> None:
         """End all lines; what is under way has so many seconds."""
@@ -88,10 +88,6 @@ class Transport:
         for caller in self._callers:
             caller.cancel()
         await asyncio.gather(*self._callers, return_exceptions=True)
-
-    def _wake(self) -> None:
-        for waker in self._desk.wakers:
-            waker.set()
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)

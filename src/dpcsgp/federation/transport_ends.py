@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from dpcsgp.errors import JournalError, RestoredBackupError, WireError
 from dpcsgp.federation import transport_messages as messages
 from dpcsgp.federation.journal import Journal
+from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.peers import Neighbours, Peer, StatusBoard
 
 _CANCEL_SECONDS = 1.0  # before a work that goes on is cancelled again
@@ -71,7 +72,8 @@ class Desk:
         window: how many rounds a sender can be ahead of this party's own frames.
         fail: is told when this party must not go on.
         timing: limits of a line.
-        wakers: one event per sending end, set when an own frame is released.
+        wakers: one event per end, set when there is something to send.
+        notices: everybody's starts, if parties share noise.
     """
 
     node: int
@@ -84,6 +86,12 @@ class Desk:
     fail: Callable[[JournalError], None]
     timing: Timing = Timing()
     wakers: set[asyncio.Event] = field(default_factory=set)
+    notices: NoticeBoard | None = None
+
+    def wake(self) -> None:
+        """Tell all ends that there is something to send."""
+        for waker in self.wakers:
+            waker.set()
 
     def facts(self, peer: Peer) -> messages.Facts:
         """Return what this party says to a peer in a hello now."""
@@ -122,9 +130,14 @@ async def receive_frames(line: Line, desk: Desk, peer: Peer) -> None:
     # An earlier line may have left frames that are not safe yet.
     await _acknowledge(line, desk, peer)
     arrived = asyncio.Event()
-    await first_to_end(
-        _take_frames(line, desk, peer, arrived), _keep_acknowledging(line, desk, peer, arrived)
-    )
+    if desk.notices is not None:
+        desk.wakers.add(arrived)  # notices travel against the edges too
+    try:
+        await first_to_end(
+            _take_frames(line, desk, peer, arrived), _keep_acknowledging(line, desk, peer, arrived)
+        )
+    finally:
+        desk.wakers.discard(arrived)
 
 
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
@@ -153,7 +166,9 @@ async def _end_all(tasks: Sequence[asyncio.Task[None]]) -> None:
 async def _hear_holdings(line: Line, desk: Desk, peer: Peer) -> None:
     while True:
         message = await _received(line, desk, peer, desk.timing.silence)
-        if not messages.is_beat(message):
+        if (notice := messages.parsed_notice(message)) is not None:
+            await _take_notice(desk, notice)
+        elif not messages.is_beat(message):
             _heard(desk, peer, message)
 
 
@@ -172,14 +187,34 @@ def _heard(desk: Desk, peer: Peer, message: bytes) -> int:
 
 
 async def _offer(line: Line, desk: Desk, peer: Peer, next_round: int, waker: asyncio.Event) -> None:
-    """Send every own frame from a round on as soon as it is released; beat in between."""
+    """Send every own frame from a round on as soon as it is released; beat in between.
+
+    What was known when a frame was made goes before it: so notices travel with causes.
+    """
+    told = 0
     while True:
         waker.clear()  # before looking, so that no release is missed
-        while next_round < desk.journal.released:
-            await _send_frame(line, desk, peer, next_round)
-            next_round += 1
+        due = True
+        while due:
+            # First a look at what is released: a notice that comes in between is sent too soon
+            # rather than too late.
+            due = next_round < desk.journal.released
+            told = await _send_notices(line, desk, peer, told)
+            if due:
+                await _send_frame(line, desk, peer, next_round)
+                next_round += 1
         if not await _is_set_within(waker, desk.timing.beat):
             await _send(line, desk, peer, messages.BEAT)
+
+
+async def _send_notices(line: Line, desk: Desk, peer: Peer, told: int) -> int:
+    """Pass on what came after a place of the board; return the place of the last of it."""
+    if desk.notices is None:
+        return told
+    told, news = desk.notices.after(told)
+    for notice in news:
+        await _send(line, desk, peer, messages.notice(notice))
+    return told
 
 
 async def _send_frame(line: Line, desk: Desk, peer: Peer, round_: int) -> None:
@@ -202,6 +237,9 @@ async def _take_frames(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Even
         if messages.is_beat(message):
             desk.status.reached(peer.node)
             continue
+        if (notice := messages.parsed_notice(message)) is not None:
+            await _take_notice(desk, notice)
+            continue
         # The head is judged before anything else is read.
         head, piece = messages.parsed_frame(message)
         _check_head(head, desk, peer)
@@ -214,21 +252,42 @@ async def _take_frames(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Even
         arrived.set()
 
 
+async def _take_notice(desk: Desk, body: bytes) -> None:
+    """Keep a notice and pass it on; this line waits if a party gives too many of them."""
+    board = desk.notices
+    if board is None:
+        raise WireError("a notice of a start, but parties of this roster share no noise")
+    try:
+        news = await asyncio.to_thread(board.accept, body)
+    except RestoredBackupError as error:
+        desk.fail(error)  # this party must not go on
+        raise WireError(str(error)) from error
+    if news is not None:
+        desk.wake()
+        with desk.journal.changed:
+            desk.journal.changed.notify_all()
+        await asyncio.sleep(board.pause_after(news))
+
+
 async def _keep_acknowledging(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Event) -> None:
     """Bring to the disk what has come and say so; not for each frame, a sync is costly."""
+    told = said = 0
     while True:
+        told = await _send_notices(line, desk, peer, told)
         if not await _is_set_within(arrived, desk.timing.beat):
             await _send(line, desk, peer, messages.BEAT)
             continue
         arrived.clear()
-        await _acknowledge(line, desk, peer)
-        await asyncio.sleep(desk.timing.sync)
+        if desk.journal.awaited(peer.node).rounds > said:
+            said = await _acknowledge(line, desk, peer)
+            await asyncio.sleep(desk.timing.sync)
 
 
-async def _acknowledge(line: Line, desk: Desk, peer: Peer) -> None:
+async def _acknowledge(line: Line, desk: Desk, peer: Peer) -> int:
     held = await asyncio.to_thread(desk.journal.secure, peer.node)
     await _send(line, desk, peer, messages.holding(held))
     desk.journal.told(peer.node, held.rounds)
+    return held.rounds
 
 
 def _check_head(head: messages.FrameHead, desk: Desk, peer: Peer) -> None:

@@ -9,6 +9,7 @@ has; both beat when they have nothing else to say.
 | holding | receiver: first, and after every sync | rounds, chain |
 | frame | sender | round, size, chain before, chain after, first piece |
 | piece | sender | the next bytes of the frame |
+| notice | both; senders before frames that they made later | JSON: some party's start (`notices`) |
 | beat | both, every few seconds | nothing |
 | refusal | caller, last | why it hangs up; who answers says it in the status of the call |
 """
@@ -36,6 +37,7 @@ _HOLDING = struct.Struct(f"<cQ{CHAIN_BYTES}s")
 _FRAME = struct.Struct(f"<cQQ{CHAIN_BYTES}s{CHAIN_BYTES}s")
 _HELLO_KIND, _HOLDING_KIND, _FRAME_KIND, _PIECE_KIND = b"h", b"a", b"f", b"p"
 _REFUSAL_KIND: Final = b"r"
+_NOTICE_KIND: Final = b"n"
 BEAT: Final = b"b"
 _MOST_TEXT: Final = 500
 
@@ -137,6 +139,16 @@ def frame(head: FrameHead, piece: bytes) -> bytes:
 def piece(content: bytes) -> bytes:
     """Return the message of a further piece."""
     return _PIECE_KIND + content
+
+
+def notice(content: bytes) -> bytes:
+    """Pass a notice on."""
+    return _NOTICE_KIND + content
+
+
+def parsed_notice(message: bytes) -> bytes | None:
+    """Return the notice in a message; None: it holds something else."""
+    return message[1:] if message[:1] == _NOTICE_KIND else None
 
 
 def is_beat(message: bytes) -> bool:

@@ -16,7 +16,7 @@ from dpcsgp.privacy import (
     releases_within,
 )
 from dpcsgp.privacy.kept_releases import KeptReleases, worth_keeping
-from dpcsgp.privacy.pair_noise import PairNoise
+from dpcsgp.privacy.pair_noise import PairNoise, Partners
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.checkpoint import CheckpointFolder
 from dpcsgp.records.metrics import Recorder
@@ -37,6 +37,7 @@ def build_run(
     world_size: int = 1,
     checkpoints_to_keep: int = 2,
     keep_all_releases: bool = False,
+    partners: Partners | None = None,
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> Run:
     """Add data, keys, ledger and files to a design, for the nodes that this process hosts.
@@ -52,6 +53,7 @@ def build_run(
         world_size: number of processes of the run.
         checkpoints_to_keep: how many checkpoints of this process stay on disk.
         keep_all_releases: keep releases of any size until a checkpoint has their step.
+        partners: the other parties of a federation, with whom the hosted node shares noise.
         on_row: sees every row that is written.
     """
     # Private examples are behind `task` from here on, and only `gradients` reads them.
@@ -61,7 +63,7 @@ def build_run(
     kept = _kept_releases(design, network.nodes, folder, (rank, world_size), keep_all_releases)
     return Run(
         task=task,
-        gradients=_checked_gradients(design, task, network.nodes, folder, kept),
+        gradients=_checked_gradients(design, task, network.nodes, folder, kept, partners),
         algorithm=design.algorithm,
         polish=design.polish,
         network=network,
@@ -90,9 +92,10 @@ def _checked_gradients(
     nodes: Sequence[int],
     folder: ResultsFolder,
     kept: KeptReleases | None,
+    partners: Partners | None,
 ) -> PrivateGradients:
     """Return the private step with its row check behind it."""
-    gradients = replace(_private_gradients(design, task, nodes, folder), kept=kept)
+    gradients = replace(_private_gradients(design, task, nodes, folder, partners), kept=kept)
     try:
         return gradients.checked(design.anchor_D)
     except BaseException:
@@ -101,7 +104,11 @@ def _checked_gradients(
 
 
 def _private_gradients(
-    design: RunDesign, task: Task, nodes: Sequence[int], folder: ResultsFolder
+    design: RunDesign,
+    task: Task,
+    nodes: Sequence[int],
+    folder: ResultsFolder,
+    partners: Partners | None,
 ) -> PrivateGradients:
     """Put the private step of the hosted nodes together; keys are fresh at every start."""
     config, privacy = design.config, design.config.privacy
@@ -114,7 +121,7 @@ def _private_gradients(
         PrivateRandomness.fresh(nodes) if seed is None else PrivateRandomness.seeded(seed, nodes)
     )
     promises = tuple(zip(per_node(privacy.epsilon, num_nodes), deltas_of_all, strict=True))
-    mechanism = _hosted(design.mechanism, nodes, random, folder.run_id, promises)
+    mechanism = _hosted(design.mechanism, nodes, random, folder.run_id, promises, partners)
     # Opening the ledgers locks them: a second start of the same run is refused here.
     has_data = [total > 0 for total in mechanism.num_examples]
     ledger = LedgerBook(
@@ -179,12 +186,14 @@ def _hosted(
     random: PrivateRandomness,
     run_id: str,
     promises: Sequence[tuple[float, float]],
+    partners: Partners | None,
 ) -> GaussianMechanism:
     """Return the mechanism of some of the nodes, with their part of the shared noise."""
     law = mechanism.shared
+    pairs = PairNoise(law, nodes, random, run_id, promises, partners) if law is not None else None
     return replace(
         mechanism,
-        pairs=PairNoise(law, nodes, random, run_id, promises) if law is not None else None,
+        pairs=pairs,
         noise_multipliers=tuple(mechanism.noise_multipliers[node] for node in nodes),
         expected_batch_sizes=tuple(mechanism.expected_batch_sizes[node] for node in nodes),
         num_examples=tuple(mechanism.num_examples[node] for node in nodes),
