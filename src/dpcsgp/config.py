@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -119,6 +119,9 @@ class PrivacyConfig(Section):
     c2: Positive = 1.0
     # Releases that a resumed run may repeat; the noise is calibrated for them as well.
     replay_reserve: Annotated[int, Field(ge=0)] = 0
+    # Most rows of a person (`dpcsgp.train(..., unit=...)`) that count in one step; 0: the unit of
+    # privacy is a single example.
+    max_rows_per_unit: Annotated[int, Field(ge=0)] = 0
     # How many other nodes may tell all they know; fewer than all: pairs of nodes share noise that
     # cancels in the average (docs/cancelling-noise.md).
     max_colluders: Literal["all"] | Annotated[int, Field(ge=0)] = "all"
@@ -142,6 +145,11 @@ class RunConfig(Section):
     test_examples: Annotated[int, Field(ge=0)] = 0
     checkpoint_every: Annotated[int, Field(ge=0)] = 10
     device: str = "cpu"
+    # Rows of one forward and backward pass; "auto": what `memory_limit_gb` allows. Neither changes
+    # what is released, but for rounding.
+    max_rows_per_pass: Literal["auto"] | Count = "auto"
+    # For what passes keep between forward and backward, roughly; other memory comes on top.
+    memory_limit_gb: Positive = 1.0
 
 
 class Config(Section):
@@ -193,6 +201,12 @@ class Config(Section):
                 f'algorithm.name = "{self.algorithm.name}" is the non-private method: set '
                 'privacy.noise = "none", '
                 "or choose its private twin (dp-sgp, dp2sgd, dp-csgp)"
+            )
+        if self.privacy.max_rows_per_unit and self.task.augmentation != "none":
+            raise ValueError(
+                f'task.augmentation = "{self.task.augmentation}" with privacy.max_rows_per_unit = '
+                f"{self.privacy.max_rows_per_unit}: rows of a person have no augmented views; set "
+                'task.augmentation = "none", or make views in your dataset'
             )
         return self
 
@@ -248,9 +262,20 @@ class Config(Section):
     def fingerprint(self) -> str:
         """Return a short digest of all settings that a resumed run must share."""
         # Keys that came later count only where they are set: older folders can still be resumed.
-        later = {"privacy": {"max_colluders"}} if self.privacy.max_colluders == "all" else None
+        later = {
+            section: {key for key, default in keys.items() if values[section][key] == default}
+            for section, keys in _CAME_LATER.items()
+            for values in [self.model_dump(include={section})]
+        }
         text = self.model_dump_json(exclude=later)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+# keys that release 0.1.0 did not have, with the values that mean what it did
+_CAME_LATER: Final[dict[str, dict[str, Any]]] = {
+    "privacy": {"max_colluders": "all", "max_rows_per_unit": 0},
+    "run": {"max_rows_per_pass": "auto", "memory_limit_gb": 1.0},
+}
 
 
 def per_node(value: Any, num_nodes: int) -> tuple[Any, ...]:

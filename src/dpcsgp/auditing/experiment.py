@@ -265,9 +265,12 @@ class CanaryTask:
         """Every node holds what it declares."""
         return self.num_examples
 
-    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, D) and targets (N, E)."""
-        inputs_NED = self.canary_ND[:, None, :] * (indices_NE == 0)[:, :, None]
+        canary_ND = self.canary_ND if rows is None else self.canary_ND[list(rows)]
+        inputs_NED = canary_ND[:, None, :] * (indices_NE == 0)[:, :, None]
         return inputs_NED, torch.zeros(indices_NE.shape)
 
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:

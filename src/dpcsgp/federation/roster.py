@@ -35,6 +35,8 @@ FORMAT: Final = 1
 MOST_PARTIES: Final = 256
 # Settings that follow from the cards.
 FROM_CARDS: Final = ("privacy.epsilon", "privacy.delta", "graph.num_nodes")
+# A setting of `dpcsgp.train` alone.
+_OF_SCRIPTS: Final = "privacy.max_rows_per_unit"
 LISTED: Final = "roster"  # graph.edges_file of a graph whose edges stand in the roster itself
 # Settings of a task whose data are the parties' own.
 OWN_DATA: Final = {"features": "none", "partition": "own"}
@@ -227,7 +229,7 @@ def utc_today() -> datetime.date:
 
 def shared_settings(config: Config) -> dict[str, dict[str, Any]]:
     """Return the settings that a roster holds, by section."""
-    left_out = {*MACHINE_SETTINGS, *FROM_CARDS}
+    left_out = {*MACHINE_SETTINGS, *FROM_CARDS, _OF_SCRIPTS}
     return {
         section: {key: value for key, value in table.items() if f"{section}.{key}" not in left_out}
         for section, table in config.model_dump(mode="json").items()
@@ -243,6 +245,11 @@ def complete_settings(values: Mapping[str, Any], cards: Sequence[Card]) -> Confi
         raise ConfigError(
             f"algorithm.name = {str(name)[:60]!r}: a federation runs the package's own methods "
             f"only: {', '.join(method for method in METHODS if METHODS[method].sends)}"
+        )
+    if sections.get("privacy", {}).get("max_rows_per_unit"):
+        raise ConfigError(
+            f"{_OF_SCRIPTS}: files of parties do not say whose a row is, so every example is its "
+            "own unit; leave it out, or train with dpcsgp.train(..., unit=...)"
         )
     promises = [card.promised for card in cards]
     privacy, graph = sections.setdefault("privacy", {}), sections.setdefault("graph", {})

@@ -21,7 +21,7 @@ from typing import Any, Self, final
 
 from dpcsgp.errors import LedgerError
 from dpcsgp.privacy.accounting import composed_epsilon
-from dpcsgp.privacy.events import ReleaseEvent
+from dpcsgp.privacy.events import ReleaseEvent, Unit
 from dpcsgp.privacy.ledger_disk import (
     LedgerLock,
     allow_open_files,
@@ -254,6 +254,7 @@ class LedgerBook:
         deltas: per node in the order of `nodes`, for these headers.
         events: per node, what a torn first record would be counted as.
         private: whether noise is fresh; False for runs with `privacy.seed`.
+        unit: what is promised privacy as a whole, an example or a person.
 
     Raises:
         LedgerError: for a ledger that is damaged, in use, of another run, or cannot be written.
@@ -269,6 +270,7 @@ class LedgerBook:
         deltas: Sequence[float] | None = None,
         events: Sequence[ReleaseEvent | None] | None = None,
         private: bool = True,
+        unit: Unit = "example",
     ) -> None:
         self.nodes = tuple(nodes)
         self._ledgers: dict[int, Ledger] = {}
@@ -282,7 +284,7 @@ class LedgerBook:
 
         def start(row: int) -> None:
             delta, event = float(deltas[row]) if deltas else None, events[row] if events else None
-            header = LedgerHeader(run_id, self.nodes[row], config, delta, event, private)
+            header = LedgerHeader(run_id, self.nodes[row], config, delta, event, private, unit)
             self._ledgers[self.nodes[row]] = Ledger.under(locks[paths[row]], header)
             _refuse_foreign(paths[row], self._ledgers[self.nodes[row]].header, header)
 

@@ -15,8 +15,10 @@ from dpcsgp.privacy import (
     clipping_engine,
     releases_within,
 )
+from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.privacy.kept_releases import KeptReleases, worth_keeping
 from dpcsgp.privacy.pair_noise import PairNoise, Partners
+from dpcsgp.privacy.passes import MOST_PLACES
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.checkpoint import CheckpointFolder
 from dpcsgp.records.metrics import Recorder
@@ -122,6 +124,8 @@ def _private_gradients(
     )
     promises = tuple(zip(per_node(privacy.epsilon, num_nodes), deltas_of_all, strict=True))
     mechanism = _hosted(design.mechanism, nodes, random, folder.run_id, promises, partners)
+    engine, most_places = _engine(design, task)
+    mechanism = replace(mechanism, most_places=most_places)
     # Opening the ledgers locks them: a second start of the same run is refused here.
     has_data = [total > 0 for total in mechanism.num_examples]
     ledger = LedgerBook(
@@ -132,10 +136,11 @@ def _private_gradients(
         deltas=deltas,
         events=[mechanism.event(row) if has_data[row] else None for row in range(len(nodes))],
         private=not random.reproducible,
+        unit=design.facts.unit,
     )
     return PrivateGradients(
         source=task,
-        engine=clipping_engine(design.module, task.loss, config.task.augmentation_multiplicity),
+        engine=engine,
         mechanism=mechanism,
         budget=_budget(design, mechanism, nodes, ledger, deltas),
         ledger=ledger,
@@ -146,6 +151,23 @@ def _private_gradients(
         augment=_augmentation(config),
         node_weights=_weights_after_noise(design, nodes),
     )
+
+
+def _engine(design: RunDesign, task: Task) -> tuple[CheckedEngine, int]:
+    """Return the engine, and how many places a pass may have: public, from shapes and settings."""
+    config = design.config
+    views, unit = config.task.augmentation_multiplicity, max(1, config.privacy.max_rows_per_unit)
+    engine = clipping_engine(design.module, task.loss, views, unit)
+    most_rows = config.run.max_rows_per_pass
+    if most_rows == "auto":
+        rows = task.public_rows(1)[0]
+        if unit > 1:
+            rows = rows[:, None]
+        model_1D = design.anchor_D[None].to(rows.device)
+        limit = config.run.memory_limit_gb * 1e9
+        most_rows = max(1, int(limit / engine.row_bytes(model_1D, rows)))
+    places = max(1, most_rows // (views * unit))
+    return engine.with_most_rows(most_rows), min(places, MOST_PLACES)
 
 
 def _weights_after_noise(design: RunDesign, nodes: Sequence[int]) -> tuple[float, ...] | None:

@@ -141,6 +141,7 @@ def design_run(
     """
     # What is cheap comes first: device, graph, compressors, augmentation.
     check_device(config.run.device)
+    _check_unit(config, facts)
     topology = topology or build_topology(config)
     compressor = parse_compressor(config.compression.spec)
     polish_compressor = parse_compressor(
@@ -169,6 +170,15 @@ def design_run(
         _polish_algorithm(config, algorithm, polish_compressor, topology, anchor_D.numel()),
         mechanism, rate, radius,
     )  # fmt: skip
+
+
+def _check_unit(config: Config, facts: Facts) -> None:
+    """Refuse a cap on the rows of persons where nobody says whose a row is."""
+    if config.privacy.max_rows_per_unit and facts.unit == "example":
+        raise ConfigError(
+            f"privacy.max_rows_per_unit = {config.privacy.max_rows_per_unit}: every example is its "
+            "own unit here; set it to 0, or say in dpcsgp.train(..., unit=...) whose a row is"
+        )
 
 
 def _warn_about_delta(config: Config, num_examples: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
@@ -24,13 +24,15 @@ class Facts:
     """What is public about the data: shapes, and each node's declared number of examples.
 
     The number of classes is 0 for a user's own module. `details` are further facts by name that all
-    processes must share, such as the order of labels.
+    processes must share, such as the order of labels. `unit` is "person" where a person's rows
+    count as one; numbers of examples are then numbers of persons.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
     num_examples: tuple[int, ...]
     details: tuple[tuple[str, str], ...] = ()
+    unit: Literal["example", "person"] = "example"
 
 
 def refuse_own(config: Config) -> None:

@@ -13,6 +13,7 @@ from dpcsgp.compression import parse_compressor
 from dpcsgp.config import per_node
 from dpcsgp.graphs import graph_constants
 from dpcsgp.privacy import neighbouring_relation
+from dpcsgp.privacy.events import relation_of_unit
 from dpcsgp.records.metrics import plain
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.folder import ResultsFolder
@@ -61,7 +62,9 @@ def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]
         "epsilon_all_collude": max(run.gradients.epsilon_all_collude()),
         "max_colluders": config.privacy.max_colluders,
         "delta": max(per_node(config.privacy.delta, num_nodes)),
-        "neighbouring_relation": str(neighbouring_relation(config.privacy.sampling)),
+        "neighbouring_relation": relation_of_unit(
+            neighbouring_relation(config.privacy.sampling), design.facts.unit
+        ),
         "noise_multiplier": list(design.mechanism.noise_multipliers),
         "releases": run.gradients.num_releases(),
         **{key: value for key, value in row.items() if key.endswith(_FINAL)},
