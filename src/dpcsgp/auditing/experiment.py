@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from dpcsgp import graphs
 from dpcsgp.algorithms import Algorithm
+from dpcsgp.algorithms.optimizers import Momentum
 from dpcsgp.auditing.colluders import group_size, trial_mechanism
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, per_node
@@ -324,9 +325,10 @@ def build_run(
             settings.gossip_every,
             settings.polish_rounds,
             evaluate_every=0,
-            momentum=settings.momentum,
         ),
         anchor_D=torch.zeros(setting.dim),
+        # Adam and weight decay are post-processing of the same releases: the attack reads SGD's.
+        optimizer=Momentum(settings.momentum),
     )
 
 

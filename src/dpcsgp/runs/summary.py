@@ -51,6 +51,7 @@ def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]
         "num_coordinates": design.dim,
         "steps": state.step,
         "compression": config.compression.spec,
+        "optimizer": config.algorithm.optimizer,
         "mixing_rate": design.mixing_rate,
         "mixing_radius": design.mixing_radius,
         "theorem_satisfied": theorem_satisfied(design),
@@ -89,8 +90,11 @@ def _promise(design: RunDesign, row: Mapping[str, Any]) -> tuple[float, float, b
 
 
 def theorem_satisfied(design: RunDesign) -> bool | None:
-    """Say whether the compressor's omega is what Theorem 1 permits; None: nothing is compressed."""
-    if design.mixing_rate is None:
+    """Say whether the compressor's omega is what Theorem 1 permits.
+
+    None: nothing is compressed, or nodes do not descend along gradients, as the theorem assumes.
+    """
+    if design.mixing_rate is None or design.config.algorithm.optimizer != "sgd":
         return None
     if design.topology.num_nodes == 1:
         return True
