@@ -28,7 +28,7 @@ from dpcsgp.network import Traffic
 from dpcsgp.privacy import PrivateGradients
 from dpcsgp.randomness import PublicRandomness
 from dpcsgp.records.checkpoint import Checkpoint, CheckpointFolder
-from dpcsgp.records.ending import Ending
+from dpcsgp.records.ending import Ending, Stop
 from dpcsgp.records.metrics import Recorder
 from dpcsgp.tasks import Task
 
@@ -127,7 +127,7 @@ Watcher = Callable[[Progress], None]
 def train(
     run: Run,
     watch: Watcher = lambda progress: None,
-    should_stop: Callable[[int], bool] = lambda step: False,
+    should_stop: Callable[[int], object] = lambda step: False,
     resume_from: Checkpoint | None = None,
 ) -> Progress:
     """Train to the end, to a stop, or until all budgets are spent.
@@ -138,7 +138,7 @@ def train(
     Args:
         run: the parts.
         watch: called after every step and every polish round.
-        should_stop: called with the number of steps done, before each step.
+        should_stop: called with the number of steps done, before each step; see `Stop.of`.
         resume_from: where to go on; None: from the start.
 
     Returns:
@@ -150,8 +150,10 @@ def train(
     steps = run.schedule.steps
     try:
         while progress.state.step < steps:
-            if should_stop(progress.state.step):
-                _end(progress, Ending.INTERRUPTED, f" at step {progress.state.step} of {steps}")
+            if stop := Stop.of(should_stop(progress.state.step)):
+                early = stop is Stop.FINISH
+                ending = Ending.FINISHED_EARLY if early else Ending.INTERRUPTED
+                _end(progress, ending, f" at step {progress.state.step} of {steps}")
                 break
             if progress.state.step >= last_step:
                 _end(progress, Ending.BUDGET_SPENT, f" at step {last_step} of {steps}")

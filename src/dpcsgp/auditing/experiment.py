@@ -40,7 +40,7 @@ from dpcsgp.privacy import (
 )
 from dpcsgp.privacy.shared_noise import SharedNoise, calibrate_shared_noise
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
-from dpcsgp.records.metrics import Recorder
+from dpcsgp.records.metrics import Direction, Recorder
 from dpcsgp.runs.design import build_algorithm, build_mechanism
 from dpcsgp.tasks import load_dataset
 from dpcsgp.tasks.base import random_like
@@ -274,6 +274,11 @@ class CanaryTask:
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
         """Return random rows and targets."""
         return random_like(self.canary_ND, count), torch.zeros(count)
+
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """Nothing is measured."""
+        return {}
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """There is nothing to be good at."""

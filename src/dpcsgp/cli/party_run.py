@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,16 @@ Data = Annotated[
     str | None,
     typer.Option(help="Own examples: .npz (x, y), .csv, .parquet or module:function."),
 ]
+
+
+class Tracker(StrEnum):
+    """Where evaluations can be shown."""
+
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
+
+
 Target = Annotated[str | None, typer.Option(help="Column with the targets; default: the last one.")]
 
 
@@ -44,6 +55,10 @@ def run(
     patience: Annotated[
         float | None,
         typer.Option(help="Seconds of silence of a peer after which to give up; default: never."),
+    ] = None,
+    tracker: Annotated[
+        list[Tracker] | None,
+        typer.Option(help="Show this party's evaluations there too; may be given twice."),
     ] = None,
     verbose: Verbose = False,
     log_file: LogFile = None,
@@ -75,6 +90,7 @@ def run(
         device,
         seed,
         patience,
+        trackers=tuple(each.value for each in tracker or ()),
     )
     summary, code = _taken_part(request, PartyReporter(Console(quiet=as_json)))
     if as_json:

@@ -26,7 +26,8 @@ from dpcsgp.federation.party_status import StatusKeeper
 from dpcsgp.federation.peers import Peer, Self
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import JOURNAL, STATUS, open_place
-from dpcsgp.records.ending import Ending
+from dpcsgp.records.ending import Ending, Stop
+from dpcsgp.records.trackers import Trackers, check_trackers
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.data import RunData
 from dpcsgp.runs.design import RunDesign, check_device
@@ -34,7 +35,14 @@ from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.summary import summarise
 from dpcsgp.runs.wording import first_metric, standing, standing_at
 from dpcsgp.runtime.reporting import ShowStanding
-from dpcsgp.runtime.session import NO_HOOKS, Hooks, Outcome, newest_checkpoint, write_page
+from dpcsgp.runtime.session import (
+    NO_HOOKS,
+    Hooks,
+    Outcome,
+    also_tracked,
+    newest_checkpoint,
+    write_page,
+)
 from dpcsgp.runtime.signals import StopSignal
 from dpcsgp.training import Progress, Run, train
 
@@ -56,6 +64,7 @@ class PartyRequest:
         seed: of private noise, for experiments: the run is then not private.
         patience: seconds without a sign of life after which a wait fails; None: wait for ever.
         model: at its start, where it is not one of the package's.
+        trackers: where this party's evaluations are shown too; a roster has no say in it.
     """
 
     party: PartyFolder
@@ -67,6 +76,7 @@ class PartyRequest:
     seed: int | None = None
     patience: float | None = None
     model: nn.Module | None = None
+    trackers: tuple[str, ...] = ()
 
     @property
     def node(self) -> int:
@@ -75,7 +85,8 @@ class PartyRequest:
 
     def config(self) -> Config:
         """Return the roster's settings with those of this machine."""
-        local: dict[str, Any] = {"run.device": self.device}
+        # What a roster says about trackers is nobody else's business.
+        local: dict[str, Any] = {"run.device": self.device, "run.trackers": list(self.trackers)}
         if self.seed is not None:
             local["privacy.seed"] = self.seed
         return change_config(self.roster.config, local)
@@ -117,6 +128,7 @@ def prepare_party(request: PartyRequest, hooks: Hooks = NO_HOOKS) -> PreparedPar
     refuse_unsupported(request.roster)
     config = request.config()
     check_device(config.run.device)
+    check_trackers(config.run.trackers)
     # Computed anew at every start: the file may have changed hands.
     agreement = examine(request.roster, request.model)
     design = replace(agreement.design, config=config)
@@ -135,14 +147,17 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
     """
     reporter, roster, node = hooks.reporter, prepared.request.roster, prepared.request.node
     reporter.plan(prepared.design)
-    on_row = hooks.on_start(folder.path)
+    config = prepared.design.config
+    trackers = Trackers(config.run.trackers, folder.path, folder.run_id, config.flat())
+    on_row = also_tracked(hooks.on_start(folder.path), trackers)
     with closing(open_network(prepared, folder.path / JOURNAL)) as network:
         keeper = StatusKeeper(folder.path / STATUS, roster, network, node, prepared.rounds)
         with keeper, StopSignal(_stopper(reporter.say, network), hooks.should_stop) as stop:
             run = _built(prepared, network, folder, on_row)
-            with closing(run.gradients.ledger), reporter.progress() as show:
+            with closing(run.gradients.ledger), trackers, reporter.progress() as show:
                 progress = _to_the_end(run, network, keeper, stop, show)
                 summary = _write_results(prepared, folder, run, progress)
+                trackers.close(progress.stopped_because)
                 if summary["handed_over"]:
                     run.gradients.forget_all()
             keeper.phase = PHASE_OF_ENDING.get(progress.ending, "failed")
@@ -280,7 +295,7 @@ class _Gate:
     keeper: StatusKeeper
     met: bool = False
 
-    def __call__(self, step: int) -> bool:
+    def __call__(self, step: int) -> Stop | None:
         kept = self.run.gradients.kept
         if not self.met and kept is not None and not kept.steps_from(step):
             if self.keeper.standing is None:
@@ -289,7 +304,14 @@ class _Gate:
             self.network.meet_receivers()
             self.met = True
             self.keeper.phase = "training"
-        return self.stop.is_set(step)
+        wanted = self.stop.is_set(step)
+        if wanted is Stop.FINISH:
+            raise ConfigError(
+                f'should_stop returned "finish" at step {step}: the roster fixes the number of '
+                "steps, because the others wait for this party's messages; return True to stop and "
+                "go on later"
+            )
+        return wanted
 
 
 def _write_results(
