@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpcsgp.api import Result, load_model, train
     from dpcsgp.participation import take_part
+    from dpcsgp.records.ending import Stop
 
-__all__ = ["Result", "load_model", "take_part", "train"]
+__all__ = ["Result", "Stop", "load_model", "take_part", "train"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
         from importlib import import_module
 
-        home = "participation" if name == "take_part" else "api"
+        home = {"take_part": "participation", "Stop": "records.ending"}.get(name, "api")
         return getattr(import_module(f"dpcsgp.{home}"), name)
     raise AttributeError(f"module 'dpcsgp' has no attribute {name!r}")
 

@@ -4,8 +4,6 @@
 process's share of the nodes over real connections. Everything that cannot be private is refused
 before any budget is spent, on the machine that holds the data, and private data are never used for
 a check of the model.
-
-Legend: N hosted nodes, D coordinates, J examples.
 """
 
 from __future__ import annotations
@@ -13,13 +11,12 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal
 
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from dpcsgp.config import Config, load_config
 from dpcsgp.errors import (
@@ -31,7 +28,6 @@ from dpcsgp.errors import (
 )
 from dpcsgp.modes import uncompiled
 from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
-from dpcsgp.privacy import ReleaseEvent, read_ledgers, releases_by_node
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
 from dpcsgp.runs.design import design_run
@@ -43,8 +39,10 @@ from dpcsgp.runs.folder import (
     write_classes,
 )
 from dpcsgp.runs.node_noise import warn_about_dominating_noise
+from dpcsgp.runs.onnx_export import example_arguments
 from dpcsgp.runs.repeats import digests_of, remember, warn_about_repeats
-from dpcsgp.runs.script_words import script_words
+from dpcsgp.runs.result import Result
+from dpcsgp.runs.script_words import named_callback, script_words
 from dpcsgp.runs.stored_models import stored_model
 from dpcsgp.runs.user_data import UserData
 from dpcsgp.runs.user_settings import (
@@ -60,75 +58,13 @@ from dpcsgp.runtime.requests import PreparedRequest, RefusedRequest, RunRequest
 from dpcsgp.runtime.session import NO_HOOKS, Hooks, Outcome, run_simulated
 from dpcsgp.tasks import LossPerExample, build_model
 from dpcsgp.tasks.collating import Collate
-from dpcsgp.tasks.node_data import Classes, NodeData, node_list
-from dpcsgp.tasks.supervised import Metric
+from dpcsgp.tasks.node_data import NodeData, node_list
+from dpcsgp.tasks.supervised import OwnMetric
 
 __all__ = ["Result", "load_model", "train"]
 
 # Starts of this process: under torchrun every one needs names of its own in the store.
 _starts: Final = itertools.count()
-
-
-@final
-@dataclass(frozen=True, repr=False, eq=False)
-class Result:
-    """What a run left.
-
-    Models are post-processing of what was released: they may be shown to anybody.
-
-    `summary` holds eps as verified from the ledger, bytes as sent, and the metrics; `history` one
-    row per evaluation. `classes[k]` is the label that output k stands for, where labels were mapped
-    (also in `classes.json`); None: targets were numbers.
-    """
-
-    folder: Path
-    summary: dict[str, Any]
-    history: list[dict[str, Any]]
-    nodes: tuple[int, ...]
-    _module: nn.Module
-    _models_ND: Tensor
-    _average_D: Tensor | None  # None: this process cannot know it
-    classes: tuple[Any, ...] | None = None
-
-    @cached_property
-    def models(self) -> dict[int, nn.Module]:
-        """Node -> its own de-biased model, of the nodes that this process hosts."""
-        return {
-            node: filled_module(self._module, self._models_ND[row])
-            for row, node in enumerate(self.nodes)
-        }
-
-    @cached_property
-    def model(self) -> nn.Module:
-        """The average of all nodes' models."""
-        if self._average_D is None:
-            raise DataError(
-                "the average model is known only where all nodes' models are, and these processes "
-                f"share no disk; use result.models[node] with one of {sorted(self.models)}"
-            )
-        return filled_module(self._module, self._average_D)
-
-    @property
-    def epsilon(self) -> float:
-        """The largest eps over the nodes, verified from the ledger."""
-        return float(self.summary["epsilon"])
-
-    @property
-    def ledger(self) -> Path:
-        """The folder of the ledgers, one file per node; `dpcsgp account FOLDER` prints them."""
-        return self.folder / "ledger"
-
-    def releases(self) -> dict[int, list[tuple[ReleaseEvent, int]]]:
-        """Read and verify the ledgers: node -> what it released and how often."""
-        return releases_by_node(read_ledgers(self.ledger))
-
-    def __repr__(self) -> str:
-        means = [
-            f"{key.removesuffix('_node_mean')} {value:.4g}"
-            for key, value in self.summary.items()
-            if key.endswith("_node_mean")
-        ]
-        return f"Result({', '.join([*means, f'epsilon {self.epsilon:.4g}', str(self.folder)])})"
 
 
 def train(
@@ -137,7 +73,7 @@ def train(
     *,
     test_data: NodeData = None,
     loss: Literal["cross_entropy", "mse"] | LossPerExample = "cross_entropy",
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: Mapping[str, OwnMetric] | None = None,
     epsilon: float | Sequence[float] | None = None,
     delta: float | Sequence[float] | None = None,
     config: Config | Path | str | None = None,
@@ -149,7 +85,7 @@ def train(
     out: Path | str | None = None,
     resume: bool = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
-    should_stop: Callable[[int], bool] | None = None,
+    should_stop: Callable[[int], object] | None = None,
     allow_divergence: bool = False,
     verbose: bool = False,
 ) -> Result:
@@ -166,8 +102,10 @@ def train(
         test_data: Public data for evaluation, in the same form. What is measured on them is
             recorded and printed.
         loss: "cross_entropy", "mse", or a function (outputs, targets) -> one loss per example.
-        metrics: Name -> function (outputs, targets) of the whole test set -> one number. Default:
-            accuracy, mean squared error, or for a loss of your own `test_loss`.
+        metrics: Name -> function (outputs, targets) of the whole test set -> one number, or a pair
+            of it and "higher" or "lower": which values are better (default: "lower" for names with
+            "loss" or "error"). They come beside accuracy, mean squared error, or for a loss of your
+            own `test_loss`.
         epsilon: Budget of every node, or one per node; the same as `privacy.epsilon`.
         delta: The same as `privacy.delta`; well below 1 / (examples of a node).
         config: All settings: a `Config`, or a TOML file. `graph.num_nodes` follows from
@@ -191,8 +129,8 @@ def train(
             processes.
         resume: Continue the run in `out`, with the same arguments.
         on_evaluation: Called with every row of the history as it is written: public values only.
-        should_stop: Called with the number of steps done; True ends the run there, to be resumed
-            later.
+        should_stop: Called with the number of steps done. True ends the run there, to be resumed
+            later; "finish" or `dpcsgp.Stop.FINISH` makes it the last step: polish rounds follow.
         allow_divergence: Run even if gossip is known to diverge with these settings.
         verbose: Print the plan, lines of progress and the outcome.
 
@@ -210,7 +148,7 @@ def train(
     module, whole = settle(model, nodes, config, settings, epsilon, delta, started)
     cap = whole.privacy.max_rows_per_unit
     clean = copy.deepcopy(module)  # what is handed out has never seen an example
-    loss_function, wanted = loss_and_metrics(loss, metrics)
+    loss_function, wanted = loss_and_metrics(loss, metrics, whole.task.class_weights)
     try:
         nodes, test_data, units = separate_units(unit, nodes, test_data, cap)
         data = UserData.collect(
@@ -226,6 +164,7 @@ def train(
             units,
         )
         data.connect(module)
+        data = data.with_accuracy(module)
         with script_words():
             design = design_run(whole, data.facts, allow_divergence or resume, module)
         data.check(module, design.mechanism.expected_batch_sizes)
@@ -239,7 +178,7 @@ def train(
     digests = digests_of(data.parts) if private else {}
     warn_about_repeats(digests, folder)
     request = PreparedRequest(design, data, folder, resume)
-    watch = on_evaluation or (lambda row: None)
+    watch = named_callback("on_evaluation", on_evaluation)
 
     def start(folder: Path) -> Callable[[dict[str, Any]], None]:
         write_classes(folder, data.classes)
@@ -248,7 +187,7 @@ def train(
 
     hooks = Hooks(
         reporter=PlainText() if verbose else Silent(),
-        should_stop=should_stop or (lambda step: False),
+        should_stop=named_callback("should_stop", should_stop),
         on_start=start,
         write_page=verbose,
     )
@@ -258,7 +197,7 @@ def train(
             f"{outcome.progress.stopped_because}; lower algorithm.learning_rate. "
             f"Results so far: {outcome.folder}"
         )
-    return _result(outcome, clean, data.classes)
+    return _result(outcome, clean, data)
 
 
 def _tell_of_refusal(
@@ -384,7 +323,7 @@ def _folder(
     return folder
 
 
-def _result(outcome: Outcome, module: nn.Module, classes: Classes) -> Result:
+def _result(outcome: Outcome, module: nn.Module, data: UserData) -> Result:
     """Collect what the run left in its folder and in this process."""
     folder = outcome.folder
     return Result(
@@ -395,5 +334,6 @@ def _result(outcome: Outcome, module: nn.Module, classes: Classes) -> Result:
         _module=module,
         _models_ND=outcome.run.algorithm.model(outcome.progress.state),
         _average_D=load_file(folder / "model.safetensors").get("average_model"),
-        classes=classes,
+        classes=data.classes,
+        _arguments=example_arguments(module, data.form.inputs),
     )

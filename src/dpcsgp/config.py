@@ -39,6 +39,26 @@ Count = Annotated[int, Field(ge=1)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
 
 
+# Settings that version 0.1.0 did not have.
+_LATER_KEYS: Final = (
+    "algorithm.learning_rate_schedule",
+    "algorithm.warmup_steps",
+    "algorithm.optimizer",
+    "algorithm.adam_betas",
+    "algorithm.adam_epsilon",
+    "algorithm.weight_decay",
+    "privacy.max_colluders",
+    "privacy.max_rows_per_unit",
+    "run.max_rows_per_pass",
+    "run.memory_limit_gb",
+    "task.class_weights",
+)
+# Settings that change nothing of what is trained: a resumed run may have others.
+_LOCAL_KEYS: Final = {"run": ("trackers",)}
+# What Adam starts with where nothing is said: its steps have a length of their own.
+_ADAM_DEFAULTS: Final = {"learning_rate": 0.03, "momentum": 0.0}
+
+
 class Section(BaseModel):
     """A table of the TOML file: unknown keys are refused, values cannot be changed afterwards."""
 
@@ -57,6 +77,8 @@ class TaskConfig(Section):
     # Random views of an example, over which its gradient is averaged.
     augmentation_multiplicity: Count = 1
     partition: str = "iid"
+    # Factors of the loss, one per class (empty: all count alike).
+    class_weights: list[Positive] = []
 
 
 class GraphConfig(Section):
@@ -84,6 +106,17 @@ class AlgorithmConfig(Section):
     name: MethodName = "dp-csgp"
     learning_rate: Positive = 6.0
     learning_rate_decay: Annotated[float, Field(ge=0, le=1)] = 0.2
+    learning_rate_schedule: Literal["linear", "cosine", "constant"] = "linear"
+    # Steps over which the rate rises at the start.
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    # Made of private gradients by each node for itself; Adam starts with another rate (below).
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    adam_betas: Annotated[
+        list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)
+    ] = [0.9, 0.999]
+    adam_epsilon: Positive = 1e-8
+    # Decoupled: a step of rate r takes away r times this share of the model.
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
     # gamma; "auto" takes the rate with the smallest disagreement on this graph.
     mixing_rate: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = "auto"
@@ -150,6 +183,8 @@ class RunConfig(Section):
     max_rows_per_pass: Literal["auto"] | Count = "auto"
     # For what passes keep between forward and backward, roughly; other memory comes on top.
     memory_limit_gb: Positive = 1.0
+    # Where evaluations are shown besides the results folder: public values only.
+    trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = []
 
 
 class Config(Section):
@@ -211,6 +246,33 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_optimizer(self) -> Config:
+        settings, colluders = self.algorithm, self.privacy.max_colluders
+        if settings.warmup_steps >= settings.steps:
+            raise ValueError(
+                f"algorithm.warmup_steps = {settings.warmup_steps}: there are only "
+                f"{settings.steps} steps; choose fewer"
+            )
+        if settings.learning_rate * settings.weight_decay >= 1:
+            raise ValueError(
+                f"algorithm.weight_decay = {settings.weight_decay:g}: one step of learning rate "
+                f"{settings.learning_rate:g} would take the whole model away; choose far less than "
+                f"{1 / settings.learning_rate:.2g}"
+            )
+        if settings.optimizer == "adam" and settings.momentum:
+            raise ValueError(
+                f'algorithm.momentum = {settings.momentum:g}: algorithm.optimizer = "adam" has its '
+                "own; leave momentum out, and set the first of algorithm.adam_betas"
+            )
+        if settings.optimizer == "adam" and colluders != "all":
+            raise ValueError(
+                f'privacy.max_colluders = {colluders}: with algorithm.optimizer = "adam" every '
+                "node scales its noise by itself, so shared noise would not cancel; choose "
+                'algorithm.optimizer = "sgd", or privacy.max_colluders = "all"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_colluders(self) -> Config:
         colluders, name = self.privacy.max_colluders, self.algorithm.name
         if colluders == "all":
@@ -262,20 +324,14 @@ class Config(Section):
     def fingerprint(self) -> str:
         """Return a short digest of all settings that a resumed run must share."""
         # Keys that came later count only where they are set: older folders can still be resumed.
-        later = {
-            section: {key for key, default in keys.items() if values[section][key] == default}
-            for section, keys in _CAME_LATER.items()
-            for values in [self.model_dump(include={section})]
-        }
-        text = self.model_dump_json(exclude=later)
+        unset: dict[str, set[str]] = {section: set(keys) for section, keys in _LOCAL_KEYS.items()}
+        for name in _LATER_KEYS:
+            section, _, key = name.partition(".")
+            table = getattr(self, section)
+            if getattr(table, key) == type(table).model_fields[key].default:
+                unset.setdefault(section, set()).add(key)
+        text = self.model_dump_json(exclude=unset)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-# keys that release 0.1.0 did not have, with the values that mean what it did
-_CAME_LATER: Final[dict[str, dict[str, Any]]] = {
-    "privacy": {"max_colluders": "all", "max_rows_per_unit": 0},
-    "run": {"max_rows_per_pass": "auto", "memory_limit_gb": 1.0},
-}
 
 
 def per_node(value: Any, num_nodes: int) -> tuple[Any, ...]:
@@ -343,6 +399,9 @@ def make_config(values: Mapping[str, Any]) -> Config:
                 "gossip_every": steps + 1 if isinstance(steps, int) else steps,
             },
         }
+    if algorithm.get("optimizer") == "adam":
+        table = {**_ADAM_DEFAULTS, **values.get("algorithm", {})}
+        values = {**values, "algorithm": table}
     try:
         return Config.model_validate(values)
     except ValidationError as error:

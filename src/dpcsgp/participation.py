@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import finished_summary
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
+from dpcsgp.runs.script_words import named_callback
 from dpcsgp.runs.user_settings import built_module
 from dpcsgp.runtime.reporting import PlainText, Silent
 from dpcsgp.runtime.session import Hooks, Outcome
 from dpcsgp.tasks.node_data import NodeData
-from dpcsgp.tasks.supervised import Metric
+from dpcsgp.tasks.supervised import OwnMetric
 
 __all__ = ["take_part"]
 
@@ -38,14 +39,15 @@ def take_part(
     data: NodeData | str = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
     test_data: NodeData | str = None,
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: Mapping[str, OwnMetric] | None = None,
     out: Path | str | None = None,
     listen: str | None = None,
     device: str = "cpu",
     seed: int | None = None,
     patience: float | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
-    should_stop: Callable[[int], bool] | None = None,
+    should_stop: Callable[[int], object] | None = None,
+    trackers: Sequence[str] = (),
     verbose: bool = False,
 ) -> Result:
     """Take part in a federation as one of its parties; the same call goes on after any end.
@@ -66,6 +68,7 @@ def take_part(
         patience: Seconds of a peer's silence after which to give up; default: never.
         on_evaluation: Called with every row of the history as it is written.
         should_stop: Called with the number of steps done; True ends this start there.
+        trackers: Any of "tensorboard", "mlflow", "wandb": this party's evaluations go there too.
         verbose: Print the plan, lines of progress and the outcome.
 
     Returns:
@@ -86,11 +89,12 @@ def take_part(
         seed,
         patience,
         built_module(model, agreed.config.run.seed) if model is not None else None,
+        tuple(trackers),
     )
-    watch = on_evaluation or (lambda row: None)
+    watch = named_callback("on_evaluation", on_evaluation)
     hooks = Hooks(
         reporter=PlainText() if verbose else Silent(),
-        should_stop=should_stop or (lambda step: False),
+        should_stop=named_callback("should_stop", should_stop),
         on_start=lambda folder: watch,
         write_page=verbose,
     )

@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
+from dpcsgp.algorithms.optimizers import Memory, Momentum, Optimizer
 from dpcsgp.compression.base import naming_gradient_step
 from dpcsgp.errors import CheckpointError, DivergenceError, WaitStoppedError
 from dpcsgp.evaluation import evaluation_row, warn_if_residual_grows
@@ -28,7 +28,7 @@ from dpcsgp.network import Traffic
 from dpcsgp.privacy import PrivateGradients
 from dpcsgp.randomness import PublicRandomness
 from dpcsgp.records.checkpoint import Checkpoint, CheckpointFolder
-from dpcsgp.records.ending import Ending
+from dpcsgp.records.ending import Ending, Stop
 from dpcsgp.records.metrics import Recorder
 from dpcsgp.tasks import Task
 
@@ -47,17 +47,13 @@ class TrainingNetwork(Network, Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """When things happen, and the momentum.
-
-    Things are gradient steps, exchanges, evaluations and checkpoints.
-    """
+    """When things happen: gradient steps, exchanges, evaluations and checkpoints."""
 
     steps: int
     gossip_every: int = 1
     polish_rounds: int = 0
     evaluate_every: int = 10
     checkpoint_every: int = 0
-    momentum: float = 0.0
     average_last: int = 0
 
 
@@ -75,6 +71,7 @@ class Run:
         recorder: where rows are written.
         schedule: when things happen.
         anchor_D: the public initial model.
+        optimizer: from a private gradient to the direction of a local step.
         checkpoints: where to save; None: nowhere.
         hosts_all: whether all nodes of the run are in this process.
         resumes_alone: whether this process goes on from its own newest checkpoint, whatever others
@@ -92,6 +89,7 @@ class Run:
     recorder: Recorder
     schedule: Schedule
     anchor_D: Tensor
+    optimizer: Optimizer = field(default_factory=Momentum)
     checkpoints: CheckpointFolder | None = None
     hosts_all: bool = True
     resumes_alone: bool = True
@@ -104,7 +102,7 @@ class Progress:
     """Where a run stands; handed to whoever watches after every step and every polish round."""
 
     state: Any
-    velocity_ND: Tensor | None
+    memory: Memory  # the optimizer's, such as a velocity
     tail_ND: Tensor | None = None  # running mean of the last steps' models, if asked for
     rounds_polished: int = 0
     steps_saved: bool = False  # the state after the last step is on disk
@@ -129,7 +127,7 @@ Watcher = Callable[[Progress], None]
 def train(
     run: Run,
     watch: Watcher = lambda progress: None,
-    should_stop: Callable[[int], bool] = lambda step: False,
+    should_stop: Callable[[int], object] = lambda step: False,
     resume_from: Checkpoint | None = None,
 ) -> Progress:
     """Train to the end, to a stop, or until all budgets are spent.
@@ -140,7 +138,7 @@ def train(
     Args:
         run: the parts.
         watch: called after every step and every polish round.
-        should_stop: called with the number of steps done, before each step.
+        should_stop: called with the number of steps done, before each step; see `Stop.of`.
         resume_from: where to go on; None: from the start.
 
     Returns:
@@ -152,8 +150,10 @@ def train(
     steps = run.schedule.steps
     try:
         while progress.state.step < steps:
-            if should_stop(progress.state.step):
-                _end(progress, Ending.INTERRUPTED, f" at step {progress.state.step} of {steps}")
+            if stop := Stop.of(should_stop(progress.state.step)):
+                early = stop is Stop.FINISH
+                ending = Ending.FINISHED_EARLY if early else Ending.INTERRUPTED
+                _end(progress, ending, f" at step {progress.state.step} of {steps}")
                 break
             if progress.state.step >= last_step:
                 _end(progress, Ending.BUDGET_SPENT, f" at step {last_step} of {steps}")
@@ -202,21 +202,20 @@ def _rescue(run: Run, progress: Progress) -> None:
 
 
 def _iterate(run: Run, progress: Progress) -> None:
-    """One iteration: private gradient, momentum, descent, exchange."""
-    step = progress.state.step
+    """One iteration: private gradient, direction, descent, exchange."""
+    step, decay = progress.state.step, run.optimizer.weight_decay
     # Private: recorded, clipped and noised before it is handed over.
     grad_ND = run.gradients(run.algorithm.model(progress.state), step)
-    if progress.velocity_ND is not None:
-        grad_ND.add_(progress.velocity_ND, alpha=run.schedule.momentum)
-    # Local step; the sum of gradients is the next velocity.
-    state = run.algorithm.descend(progress.state, grad_ND)
-    velocity_ND = grad_ND if progress.velocity_ND is not None else None
-    del grad_ND  # an N x D tensor less while the nodes exchange
+    direction_ND, memory = run.optimizer.direction(grad_ND, progress.memory, step)
+    if decay:  # out of place: the memory may hold the direction itself
+        direction_ND = direction_ND.add(run.algorithm.model(progress.state), alpha=decay)
+    state = run.algorithm.descend(progress.state, direction_ND)
+    del grad_ND, direction_ND  # an N x D tensor less while the nodes exchange
     if (step + 1) % run.schedule.gossip_every == 0:
         with naming_gradient_step(state.step):
             state = run.algorithm.gossip(state, run.network, run.public)
     # Assigned together at the end: whatever interrupts an iteration leaves the state before it.
-    progress.state, progress.velocity_ND = state, velocity_ND
+    progress.state, progress.memory = state, memory
 
 
 def _steps_within_budget(run: Run, step: int) -> int:
@@ -261,8 +260,7 @@ def _start(run: Run, checkpoint: Checkpoint | None) -> Progress:
         run.recorder.keep_until(-1)  # rows of an earlier start that left no checkpoint
         start_ND = run.anchor_D.expand(len(run.network.nodes), -1).clone()
         state = run.algorithm.init(start_ND, run.anchor_D)
-        velocity_ND = torch.zeros_like(start_ND) if run.schedule.momentum else None
-        progress = Progress(state, velocity_ND)
+        progress = Progress(state, run.optimizer.init(start_ND))
         if run.checkpoints and not run.resumes_alone and run.schedule.checkpoint_every:
             save_checkpoint(run, progress)  # all processes have a step in common from the first on
         record(run, progress)
@@ -277,22 +275,24 @@ def _start(run: Run, checkpoint: Checkpoint | None) -> Progress:
 def _restored(run: Run, checkpoint: Checkpoint) -> Progress:
     """Return the progress of a checkpoint, or refuse one of another method, model or release."""
     tensors = dict(checkpoint.tensors)
-    velocity_ND, tail_ND = tensors.pop("velocity_ND", None), tensors.pop("tail_ND", None)
+    tail_ND = tensors.pop("tail_ND", None)
     start_ND = run.anchor_D.expand(len(run.network.nodes), -1)
-    # A state of this run tells which names and shapes must be there.
-    template = run.algorithm.init(start_ND, run.anchor_D)
-    shapes = {name: value.shape for name, value in _tensors(template).items()}
+    # A state and a memory of this run tell which names and shapes must be there.
+    template, memory = run.algorithm.init(start_ND, run.anchor_D), run.optimizer.init(start_ND)
+    shapes = {name: value.shape for name, value in (_tensors(template) | memory).items()}
     found = {name: value.shape for name, value in tensors.items()}
-    if found != shapes or (velocity_ND is None) != (not run.schedule.momentum):
+    if found != shapes:
         raise CheckpointError(
             f"the checkpoint of step {checkpoint.step} holds {sorted(checkpoint.tensors)} of other "
-            "names or shapes than this run's state; it was written by another method or model. "
+            "names or shapes than this run's state; it was written by another method, optimizer "
+            "or model. "
             "Start again with another --out folder"
         )
     # Bytes that were sent before count, and so do the seconds.
     run.network.traffic.restore(**checkpoint.meta["traffic"])
+    memory = {name: tensors.pop(name) for name in memory}
     state = template._replace(**tensors, step=checkpoint.step, round=checkpoint.meta["round"])
-    return Progress(state, velocity_ND, tail_ND, seconds=checkpoint.meta["seconds"])
+    return Progress(state, memory, tail_ND, seconds=checkpoint.meta["seconds"])
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:
@@ -312,9 +312,7 @@ def _after_step(run: Run, progress: Progress) -> None:
 def save_checkpoint(run: Run, progress: Progress) -> None:
     """Write a checkpoint of this process."""
     assert run.checkpoints is not None
-    tensors = _tensors(progress.state)
-    if progress.velocity_ND is not None:
-        tensors["velocity_ND"] = progress.velocity_ND
+    tensors = _tensors(progress.state) | progress.memory
     if progress.tail_ND is not None:
         tensors["tail_ND"] = progress.tail_ND
     meta = {

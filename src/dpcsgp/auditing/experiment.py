@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from dpcsgp import graphs
 from dpcsgp.algorithms import Algorithm
+from dpcsgp.algorithms.optimizers import Momentum
 from dpcsgp.auditing.colluders import group_size, trial_mechanism
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, per_node
@@ -39,7 +40,7 @@ from dpcsgp.privacy import (
 )
 from dpcsgp.privacy.shared_noise import SharedNoise, calibrate_shared_noise
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
-from dpcsgp.records.metrics import Recorder
+from dpcsgp.records.metrics import Direction, Recorder
 from dpcsgp.runs.design import build_algorithm, build_mechanism
 from dpcsgp.tasks import load_dataset
 from dpcsgp.tasks.base import random_like
@@ -277,6 +278,11 @@ class CanaryTask:
         """Return random rows and targets."""
         return random_like(self.canary_ND, count), torch.zeros(count)
 
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """Nothing is measured."""
+        return {}
+
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """There is nothing to be good at."""
         return {}
@@ -327,9 +333,10 @@ def build_run(
             settings.gossip_every,
             settings.polish_rounds,
             evaluate_every=0,
-            momentum=settings.momentum,
         ),
         anchor_D=torch.zeros(setting.dim),
+        # Adam and weight decay are post-processing of the same releases: the attack reads SGD's.
+        optimizer=Momentum(settings.momentum),
     )
 
 

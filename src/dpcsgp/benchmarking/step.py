@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from dpcsgp.algorithms import DPCSGP
+from dpcsgp.algorithms.optimizers import Momentum
 from dpcsgp.benchmarking.stopwatch import Clock, Ratio, Times, compare, deciding_clock, measure
 from dpcsgp.benchmarking.workload import NOISE, TINY, Workload
 from dpcsgp.compression import parse_compressor
@@ -104,7 +105,8 @@ def training_run(
                 network=Simulator(topology),
                 public=PublicRandomness(0, nodes),
                 recorder=Recorder(None),
-                schedule=Schedule(steps=steps, evaluate_every=0, momentum=momentum),
+                schedule=Schedule(steps=steps, evaluate_every=0),
+                optimizer=Momentum(momentum),
                 anchor_D=model_D,
             )
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,16 @@ Data = Annotated[
     str | None,
     typer.Option(help="Own examples: .npz (x, y), .csv, .parquet or module:function."),
 ]
+
+
+class Tracker(StrEnum):
+    """Where evaluations can be shown."""
+
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
+
+
 Target = Annotated[str | None, typer.Option(help="Column with the targets; default: the last one.")]
 
 
@@ -62,6 +73,10 @@ def run(
             "--page-anyone", help="Let --page be an address that others reach: it has no log-in."
         ),
     ] = False,
+    tracker: Annotated[
+        list[Tracker] | None,
+        typer.Option(help="Show this party's evaluations there too; may be given twice."),
+    ] = None,
     verbose: Verbose = False,
     log_file: LogFile = None,
     as_json: AsJson = False,
@@ -94,6 +109,7 @@ def run(
         seed,
         patience,
         page=_page_address(page, page_anyone),
+        trackers=tuple(each.value for each in tracker or ()),
     )
     summary, code = _taken_part(request, PartyReporter(Console(quiet=as_json)))
     if as_json:

@@ -30,7 +30,8 @@ def run(
     tensorboard: Annotated[
         bool,
         typer.Option(
-            "--tensorboard", help="Also write TensorBoard events into the results folder."
+            "--tensorboard",
+            help='Write TensorBoard events too; others: --set run.trackers=["mlflow"].',
         ),
     ] = False,
     verbose: Verbose = False,
@@ -56,7 +57,6 @@ def run(
 
     from dpcsgp.console.reporter import ConsoleReporter
     from dpcsgp.network.torch_distributed import ProcessEnvironment
-    from dpcsgp.records.tensorboard import tensorboard_log
     from dpcsgp.runtime.logs import open_logs
     from dpcsgp.runtime.process import run_process_or_end
     from dpcsgp.runtime.requests import BuiltinRequest
@@ -67,7 +67,7 @@ def run(
     request = BuiltinRequest(config_file, tuple(settings or ()), out, resume, allow_divergence)
     hooks = Hooks(
         reporter=ConsoleReporter(Console(quiet=as_json)),
-        on_start=tensorboard_log if tensorboard else Hooks.on_start,
+        trackers=("tensorboard",) if tensorboard else (),
         write_page=True,
     )
     # Started by torchrun, this process is one of several.

@@ -12,8 +12,9 @@ from dpcsgp.runs.data import Downloads, RunData, load_builtin_data
 from dpcsgp.runs.data_files import load_examples
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.user_data import UserData
+from dpcsgp.runs.user_settings import loss_and_metrics
 from dpcsgp.tasks.node_data import NodeData, count_examples
-from dpcsgp.tasks.supervised import LOSSES, Metric
+from dpcsgp.tasks.supervised import OwnMetric
 
 
 @final
@@ -25,13 +26,13 @@ class OwnExamples:
         data: a file, `module:function`, or the examples; None: those of the roster's data set.
         target: column of a table that holds the targets; None: the last one.
         test_data: public examples to measure the model on, in the same form; None: none.
-        metrics: measured on them; None: accuracy.
+        metrics: measured on them beside accuracy.
     """
 
     data: NodeData | str = None
     target: str | None = None
     test_data: NodeData | str = None
-    metrics: Mapping[str, Metric] | None = None
+    metrics: Mapping[str, OwnMetric] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -68,8 +69,8 @@ def load_own_data(
     sizes = roster.facts.num_examples
     node_data: list[NodeData] = [None] * len(sizes)
     node_data[node] = examples
-    loss, usual = LOSSES["cross_entropy"]
-    metrics = usual if given.metrics is None else given.metrics
+    weights = roster.config.task.class_weights
+    loss, metrics = loss_and_metrics("cross_entropy", given.metrics, weights)
     looked_at = roster.config.run.test_examples
     data = UserData.collect(node_data, [node], test, loss, metrics, sizes, looked_at)
     _check_form(data, roster)

@@ -29,7 +29,8 @@ from dpcsgp.federation.peers import Peer, Self
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import JOURNAL, NOTICES, STATUS, open_place
 from dpcsgp.federation.status_page import PageAddress, opened_page
-from dpcsgp.records.ending import Ending
+from dpcsgp.records.ending import Ending, Stop
+from dpcsgp.records.trackers import Trackers, check_trackers
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.data import RunData
 from dpcsgp.runs.design import RunDesign, check_device
@@ -37,7 +38,14 @@ from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.summary import summarise
 from dpcsgp.runs.wording import first_metric, standing, standing_at
 from dpcsgp.runtime.reporting import ShowStanding
-from dpcsgp.runtime.session import NO_HOOKS, Hooks, Outcome, newest_checkpoint, write_page
+from dpcsgp.runtime.session import (
+    NO_HOOKS,
+    Hooks,
+    Outcome,
+    also_tracked,
+    newest_checkpoint,
+    write_page,
+)
 from dpcsgp.runtime.signals import StopSignal
 from dpcsgp.training import Progress, Run, train
 
@@ -60,6 +68,7 @@ class PartyRequest:
         patience: seconds without a sign of life after which a wait fails; None: wait for ever.
         model: at its start, where it is not one of the package's.
         page: where a page about the run listens; None: there is none.
+        trackers: where this party's evaluations are shown too; a roster has no say in it.
     """
 
     party: PartyFolder
@@ -72,6 +81,7 @@ class PartyRequest:
     patience: float | None = None
     model: nn.Module | None = None
     page: PageAddress | None = None
+    trackers: tuple[str, ...] = ()
 
     @property
     def node(self) -> int:
@@ -80,7 +90,8 @@ class PartyRequest:
 
     def config(self) -> Config:
         """Return the roster's settings with those of this machine."""
-        local: dict[str, Any] = {"run.device": self.device}
+        # What a roster says about trackers is nobody else's business.
+        local: dict[str, Any] = {"run.device": self.device, "run.trackers": list(self.trackers)}
         if self.seed is not None:
             local["privacy.seed"] = self.seed
         return change_config(self.roster.config, local)
@@ -122,6 +133,7 @@ def prepare_party(request: PartyRequest, hooks: Hooks = NO_HOOKS) -> PreparedPar
     refuse_unsupported(request.roster)
     config = request.config()
     check_device(config.run.device)
+    check_trackers(config.run.trackers)
     # Computed anew at every start: the file may have changed hands.
     agreement = examine(request.roster, request.model)
     design = replace(agreement.design, config=config)
@@ -140,7 +152,9 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
     """
     reporter, roster, node = hooks.reporter, prepared.request.roster, prepared.request.node
     reporter.plan(prepared.design)
-    on_row = hooks.on_start(folder.path)
+    config = prepared.design.config
+    trackers = Trackers(config.run.trackers, folder.path, folder.run_id, config.flat())
+    on_row = also_tracked(hooks.on_start(folder.path), trackers)
     board = _notice_board(prepared, folder)
     with (
         # The page first: a port in use is refused before anybody is called.
@@ -155,10 +169,11 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
         with keeper, StopSignal(_stopper(reporter.say, network), hooks.should_stop) as stop:
             pairs = _pairs(prepared, network, board)
             run = _built(prepared, network, folder, pairs, on_row)
-            with closing(run.gradients.ledger), reporter.progress() as show:
+            with closing(run.gradients.ledger), trackers, reporter.progress() as show:
                 gate = _Gate(run, network, stop, keeper, pairs)
                 progress = _to_the_end(run, network, keeper, gate, show)
                 summary = _write_results(prepared, folder, run, progress)
+                trackers.close(progress.stopped_because)
                 if summary["handed_over"]:
                     run.gradients.forget_all()
             keeper.phase = PHASE_OF_ENDING.get(progress.ending, "failed")
@@ -315,7 +330,7 @@ class _Gate:
     pairs: PartyPairs | None = None
     met: bool = False
 
-    def __call__(self, step: int) -> bool:
+    def __call__(self, step: int) -> Stop | None:
         kept = self.run.gradients.kept
         if not self.met and kept is not None and not kept.steps_from(step):
             if self.keeper.standing is None:
@@ -331,7 +346,14 @@ class _Gate:
                 )
             self.met = True
             self.keeper.phase = "training"
-        return self.stop.is_set(step)
+        wanted = self.stop.is_set(step)
+        if wanted is Stop.FINISH:
+            raise ConfigError(
+                f'should_stop returned "finish" at step {step}: the roster fixes the number of '
+                "steps, because the others wait for this party's messages; return True to stop and "
+                "go on later"
+            )
+        return wanted
 
 
 def _write_results(

@@ -118,7 +118,7 @@ def _refuse_changes(started: Config, config: Config, path: Path) -> None:
     """Refuse another seed or another device than those of the first start."""
     before, now = started.flat(), config.flat()
     for name in MACHINE_SETTINGS:
-        if before[name] != now[name] and name != "graph.edges_file":
+        if before[name] != now[name] and name not in ("graph.edges_file", "run.trackers"):
             raise ConfigError(
                 f"{name} = {now[name]!r}: the run in {path} began with {before[name]!r}; go on "
                 "with the same options"

@@ -74,7 +74,7 @@ def time_parts(design: RunDesign) -> StepTimes:
         model_ND = design.anchor_D.expand(design.topology.num_nodes, -1).contiguous()
         fixed, per_example = _time_gradients(run, model_ND)
         state = run.algorithm.init(model_ND, design.anchor_D)
-        progress = training.Progress(state, torch.zeros_like(model_ND))
+        progress = training.Progress(state, run.optimizer.init(model_ND))
         nodes, ledger, mechanism = run.network.nodes, run.gradients.ledger, run.gradients.mechanism
         events = {node: mechanism.event(row) for row, node in enumerate(nodes)}
         entry = _time(lambda: ledger.record(0, run.gradients.attempt, events), repeats=1)

@@ -3,6 +3,35 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
+
+from dpcsgp.errors import ConfigError
+
+
+class Stop(StrEnum):
+    """What somebody who wants to stop a run wants: to go on later, or to finish here.
+
+    A run that finishes makes its polish rounds and leaves models, as at its last step.
+    """
+
+    PAUSE = "pause"
+    FINISH = "finish"
+
+    @classmethod
+    def of(cls, answer: Any) -> Stop | None:
+        """Return what an answer of `should_stop` asks for; None: go on.
+
+        >>> Stop.of(False), Stop.of(True), Stop.of("finish")
+        (None, <Stop.PAUSE: 'pause'>, <Stop.FINISH: 'finish'>)
+        """
+        if not isinstance(answer, str):
+            return cls.PAUSE if answer else None
+        if answer not in tuple(cls):
+            raise ConfigError(
+                f"should_stop returned {answer!r}: expected False, True (go on later) or "
+                '"finish" (polish and end here)'
+            )
+        return cls(answer)
 
 
 class Ending(StrEnum):
@@ -14,6 +43,7 @@ class Ending(StrEnum):
 
     COMPLETED = "completed"
     BUDGET_SPENT = "privacy budget spent"
+    FINISHED_EARLY = "finished early"
     INTERRUPTED = "interrupted"
     DIVERGED = "diverged"
 

@@ -14,10 +14,22 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from dpcsgp.errors import DataError
 from dpcsgp.records.files import write_atomically
+
+Direction = Literal["higher", "lower"]  # which values of a metric are better
+_LOWER: Final = ("loss", "error")
+
+
+def usual_direction(metric: str) -> Direction:
+    """Say which way is better where nobody told: losses and errors are better small.
+
+    >>> usual_direction("mean_squared_error"), usual_direction("accuracy")
+    ('lower', 'higher')
+    """
+    return "lower" if any(word in metric for word in _LOWER) else "higher"
 
 
 class Recorder:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dpcsgp.algorithms.optimizers import Adam, Momentum, Optimizer
 from dpcsgp.config import Config, per_node
 from dpcsgp.privacy import (
     Budget,
@@ -74,6 +75,7 @@ def build_run(
         recorder=Recorder(out if alone else out / "checkpoint", rank, world_size),
         schedule=_schedule(config),
         anchor_D=design.anchor_D,
+        optimizer=_optimizer(design, network.nodes),
         checkpoints=CheckpointFolder(
             out / "checkpoint",
             folder.run_id,
@@ -247,6 +249,20 @@ def _budget(
     return Budget(nodes, remaining)
 
 
+def _optimizer(design: RunDesign, nodes: Sequence[int]) -> Optimizer:
+    """Return how the hosted nodes turn private gradients into steps."""
+    settings = design.config.algorithm
+    if settings.optimizer == "sgd":
+        return Momentum(settings.momentum, settings.weight_decay)
+    first, second = settings.adam_betas
+    return Adam(
+        (first, second),
+        settings.adam_epsilon,
+        settings.weight_decay,
+        _weights_after_noise(design, nodes),
+    )
+
+
 def _schedule(config: Config) -> Schedule:
     return Schedule(
         steps=config.algorithm.steps,
@@ -254,6 +270,5 @@ def _schedule(config: Config) -> Schedule:
         polish_rounds=config.algorithm.polish_rounds,
         evaluate_every=config.run.evaluate_every,
         checkpoint_every=config.run.checkpoint_every,
-        momentum=config.algorithm.momentum,
         average_last=config.algorithm.average_last,
     )

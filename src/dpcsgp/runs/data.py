@@ -19,6 +19,7 @@ from dpcsgp.tasks import (
     parse_features,
     partition,
 )
+from dpcsgp.tasks.supervised import check_class_weights, classification_loss
 
 Downloads = Callable[..., Any]  # told of what is fetched: (text, done, total)
 
@@ -46,11 +47,13 @@ class BuiltinData:
     parts: list[Tensor]
     test: tuple[Tensor, Tensor]
     facts: Facts
+    class_weights: tuple[float, ...] = ()
 
     def task(self, module: nn.Module, nodes: Sequence[int]) -> MovableTask:
         """Return classification with each node's part of the data."""
         parts = [self.parts[node] for node in nodes]
-        return Supervised.split(module, self.inputs, self.labels, parts, self.test)
+        loss = classification_loss(self.class_weights)
+        return Supervised.split(module, self.inputs, self.labels, parts, self.test, loss)
 
 
 def load_builtin_data(config: Config, progress: Downloads | None = None) -> BuiltinData:
@@ -76,4 +79,6 @@ def load_builtin_data(config: Config, progress: Downloads | None = None) -> Buil
     facts = Facts(tuple(inputs.shape[1:]), images.num_classes, sizes)
     looked_at = config.run.test_examples or len(test_inputs)
     test = test_inputs[:looked_at], images.test_labels[:looked_at]
-    return BuiltinData(inputs, labels, parts, test, facts)
+    weights = tuple(config.task.class_weights)
+    check_class_weights(weights, images.num_classes)
+    return BuiltinData(inputs, labels, parts, test, facts, weights)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp import graphs
-from dpcsgp.algorithms import Algorithm, LinearDecay, MethodSettings
+from dpcsgp.algorithms import Algorithm, MethodSettings
+from dpcsgp.algorithms.rates import rate_schedule
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import Config, per_node
 from dpcsgp.errors import ConfigError, UnstableError
@@ -262,8 +263,12 @@ def build_algorithm(
     return method.build(
         MethodSettings(
             compressor=compressor,
-            learning_rate=LinearDecay(
-                settings.learning_rate, settings.learning_rate_decay, settings.steps
+            learning_rate=rate_schedule(
+                settings.learning_rate_schedule,
+                settings.learning_rate,
+                settings.learning_rate_decay,
+                settings.steps,
+                settings.warmup_steps,
             ),
             mixing_rate=1.0 if mixing_rate is None else mixing_rate,
             num_blocks=config.num_blocks,

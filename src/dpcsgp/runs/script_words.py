@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from dpcsgp.errors import DpcsgpError, PrivateStepError, RefusedDataError
 
@@ -18,6 +18,24 @@ _WORDS: Final = (
     (r"--resume", "resume=True"),
     (r"--allow-divergence", "allow_divergence=True"),
 )
+
+
+def named_callback(name: str, call: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    """Return a function of the caller's own whose errors say where they come from.
+
+    What was released before is on disk: the errors pass as they are, with a note.
+    """
+    if call is None:
+        return lambda value: None
+
+    def noted(value: Any) -> Any:
+        try:
+            return call(value)
+        except Exception as error:
+            error.add_note(f"in {name}; what was released before is saved: resume=True goes on")
+            raise
+
+    return noted
 
 
 @contextmanager

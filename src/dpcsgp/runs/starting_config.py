@@ -14,6 +14,7 @@ EXPLAINED: Final = {
     "task.augmentation": "none, crop, flip or crop-flip",
     "task.augmentation_multiplicity": "random views of an example, averaged before clipping",
     "task.partition": "who has which examples: iid, dirichlet:0.5, shards:2",
+    "task.class_weights": "factors of the loss, one per class; empty: all count alike",
     "graph.name": "directed_exponential, directed_ring, undirected_ring, complete, torus, star, "
     "random_digraph, edges",
     "graph.num_nodes": "how many parties",
@@ -23,6 +24,12 @@ EXPLAINED: Final = {
     "algorithm.name": "dp-csgp, dp-block, dp-sgp, dp2sgd, dp-sgd, local, local-then-average",
     "algorithm.learning_rate": "at the first step",
     "algorithm.learning_rate_decay": "share of it that is left at the last step",
+    "algorithm.learning_rate_schedule": "linear, cosine or constant",
+    "algorithm.warmup_steps": "steps over which the rate rises at the start",
+    "algorithm.optimizer": "sgd, or adam (with a learning_rate of about 0.03 and momentum 0)",
+    "algorithm.adam_betas": "of adam: what is kept of both moments in a step",
+    "algorithm.adam_epsilon": "of adam",
+    "algorithm.weight_decay": "decoupled: a step of rate r takes away r times this share",
     "algorithm.momentum": "0: none",
     "algorithm.mixing_rate": '"auto", or how far a node follows its neighbours: up to 1',
     "algorithm.steps": "gradient steps; the budget is spread over them",
@@ -53,6 +60,7 @@ EXPLAINED: Final = {
     "run.device": "cpu or cuda",
     "run.max_rows_per_pass": '"auto" follows from memory_limit_gb and the model\'s shapes',
     "run.memory_limit_gb": "for what forward passes keep for backward passes, roughly",
+    "run.trackers": 'any of "tensorboard", "mlflow", "wandb": evaluations go there too',
 }
 
 

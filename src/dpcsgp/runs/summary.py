@@ -52,6 +52,7 @@ def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]
         "num_coordinates": design.dim,
         "steps": state.step,
         "compression": config.compression.spec,
+        "optimizer": config.algorithm.optimizer,
         "mixing_rate": design.mixing_rate,
         "mixing_radius": design.mixing_radius,
         "theorem_satisfied": theorem_satisfied(design),
@@ -68,6 +69,8 @@ def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]
         "noise_multiplier": list(design.mechanism.noise_multipliers),
         "releases": run.gradients.num_releases(),
         **{key: value for key, value in row.items() if key.endswith(_FINAL)},
+        **worst_scores(row, run.task.directions),
+        "metric_directions": dict(run.task.directions),
         "disagreement": row.get("disagreement"),
         "bytes_per_edge": row["bytes_per_edge"],
         "bytes_sent_per_node": max(row["bytes_sent_nodes"]),
@@ -91,9 +94,21 @@ def _promise(design: RunDesign, row: Mapping[str, Any]) -> tuple[float, float, b
     return epsilon, max(claims), kept
 
 
+def worst_scores(row: Mapping[str, Any], directions: Mapping[str, str]) -> dict[str, float]:
+    """Return every metric's value at the node where it is worst (`_node_min` is the smallest)."""
+    return {
+        f"{name}_node_worst": (max if direction == "lower" else min)(row[f"{name}_nodes"])
+        for name, direction in directions.items()
+        if row.get(f"{name}_nodes")
+    }
+
+
 def theorem_satisfied(design: RunDesign) -> bool | None:
-    """Say whether the compressor's omega is what Theorem 1 permits; None: nothing is compressed."""
-    if design.mixing_rate is None:
+    """Say whether the compressor's omega is what Theorem 1 permits.
+
+    None: nothing is compressed, or nodes do not descend along gradients, as the theorem assumes.
+    """
+    if design.mixing_rate is None or design.config.algorithm.optimizer != "sgd":
         return None
     if design.topology.num_nodes == 1:
         return True
@@ -112,6 +127,7 @@ def merge_summaries(
         # What all processes agree on is taken from rank 0, the rest is put together below.
         **summaries[0],
         **{key: value for key, value in last_row.items() if key.endswith(_FINAL)},
+        **worst_scores(last_row, summaries[0]["metric_directions"]),
         "epsilon": plain(max(float(summary["epsilon"]) for summary in summaries)),
         "epsilon_all_collude": plain(
             max(float(summary["epsilon_all_collude"]) for summary in summaries)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dpcsgp.errors import ConfigError, DpcsgpError, ModelError, RefusedDataError
 from dpcsgp.modes import evaluation_mode
+from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
 from dpcsgp.runs.facts import Facts
 from dpcsgp.runs.range_checks import check_label_range, check_ranges
@@ -36,6 +37,7 @@ from dpcsgp.tasks.examples import (
     collect_examples,
 )
 from dpcsgp.tasks.lazy_task import LazySupervised
+from dpcsgp.tasks.measures import DirectedMetric
 from dpcsgp.tasks.node_data import (
     Classes,
     NodeData,
@@ -46,7 +48,14 @@ from dpcsgp.tasks.node_data import (
     raw_targets,
 )
 from dpcsgp.tasks.scale_hints import warn_about_scale
-from dpcsgp.tasks.supervised import LOSSES, Metric, logits_of
+from dpcsgp.tasks.supervised import (
+    LOSSES,
+    Metric,
+    WeightedCrossEntropy,
+    accuracy,
+    check_class_weights,
+    logits_of,
+)
 from dpcsgp.tasks.trees import Packing, UnpackInput, UnpackTarget
 from dpcsgp.tasks.units import UnitTask
 
@@ -191,7 +200,7 @@ class UserData:
         try:
             check_examples_independent(module, inputs, self.test[0] if self.test else None, sizes)
             check_gradients_reach(module, self.loss, (inputs, targets), self.test, sizes)
-            if self.loss is LOSSES["cross_entropy"][0]:
+            if self._has_classes:
                 self._check_labels(module)
         # Refusals of ours say what to do; anything else means that model and data do not fit.
         except DpcsgpError:
@@ -200,6 +209,32 @@ class UserData:
             raise ModelError(self._misfit(error)) from error
         # Whole numbers are looked up in tables: one outside of a table fails only when it is met.
         check_ranges(module, self.loss, self.form, self.test, self.parts)
+        # Metrics of the caller's own are tried once: later their errors would cost a run.
+        base = Supervised(module, *(part[None][:0] for part in self.example), (), self.test)
+        start_1D = ParameterLayout.of(module).flatten(module)[None]
+        replace(base, metrics=self.metrics).evaluate(start_1D)
+
+    def with_accuracy(self, module: nn.Module) -> UserData:
+        """Return the data with accuracy among the metrics, if a loss of one's own has classes."""
+        if self.test is None or "accuracy" in self.metrics:
+            return self
+        inputs, targets = self.test
+        try:
+            with torch.no_grad(), evaluation_mode(module):
+                logits = logits_of(module(inputs[:1].clone()))
+        except Exception:
+            return self  # `check` says what is wrong
+        whole = targets.dim() == 1 and not targets.is_floating_point()
+        if not (whole and isinstance(logits, Tensor) and logits.dim() == 2 and logits.shape[1] > 1):
+            return self
+        if int(targets.min()) < 0 or int(targets.max()) >= logits.shape[1]:
+            return self
+        return replace(self, metrics={**self.metrics, "accuracy": accuracy})
+
+    @property
+    def _has_classes(self) -> bool:
+        usual = LOSSES["cross_entropy"][0]
+        return self.loss is usual or isinstance(self.loss, WeightedCrossEntropy)
 
     def _misfit(self, error: Exception) -> str:
         tried = (
@@ -216,6 +251,8 @@ class UserData:
         # eval() for one forward pass, so that Dropout and the like keep quiet.
         with torch.no_grad(), evaluation_mode(module):
             num_outputs = logits_of(module(self.example[0][None])).shape[1]
+        if isinstance(self.loss, WeightedCrossEntropy):
+            check_class_weights(self.loss.weights, num_outputs)
         for part in self.parts.values():
             check_label_range(part, num_outputs)
         if self.test is not None:
@@ -245,6 +282,8 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _unpacking(function: Any, targets: Packing) -> Any:
+    if isinstance(function, DirectedMetric):
+        return replace(function, function=_unpacking(function.function, targets))
     return function if targets.skeleton is None else UnpackTarget(targets, function)
 
 

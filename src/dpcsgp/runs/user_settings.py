@@ -20,8 +20,9 @@ from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.model_checks import check_model
 from dpcsgp.randomness import torch_seed
 from dpcsgp.tasks import LossPerExample
+from dpcsgp.tasks.measures import DirectedMetric
 from dpcsgp.tasks.node_data import NodeData
-from dpcsgp.tasks.supervised import LOSSES, Metric
+from dpcsgp.tasks.supervised import LOSSES, Metric, OwnMetric, classification_loss
 
 
 def settle(
@@ -143,8 +144,22 @@ def described_model(module: nn.Module) -> str:
 
 
 def loss_and_metrics(
-    loss: str | LossPerExample, metrics: Mapping[str, Metric] | None
-) -> tuple[LossPerExample, Mapping[str, Metric]]:
+    loss: str | LossPerExample,
+    metrics: Mapping[str, OwnMetric] | None,
+    class_weights: Sequence[float] = (),
+) -> tuple[LossPerExample, dict[str, Metric]]:
+    """Return the loss per example, and the metrics that go with it beside the caller's own.
+
+    Args:
+        loss: a name of this package's, or a function.
+        metrics: name -> function, or a pair of a function and "higher" or "lower".
+        class_weights: public factors of the cross-entropy, one per class; empty: none.
+    """
+    if class_weights and loss != "cross_entropy":
+        raise ConfigError(
+            f'task.class_weights = {list(class_weights)}: only loss = "cross_entropy" has classes; '
+            "leave the weights out, or multiply them into a loss of your own"
+        )
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise ConfigError(
@@ -153,27 +168,39 @@ def loss_and_metrics(
             )
         # A loss of this package comes with the metrics that go with it.
         function, usual = LOSSES[loss]
+        function = classification_loss(class_weights) if loss == "cross_entropy" else function
     else:
         function, usual = (
             loss,
             {"test_loss": lambda outputs, targets: loss(outputs, targets).double().mean()},
         )
-    return function, usual if metrics is None else _checked_metrics(metrics)
+    return function, {**usual, **checked_metrics(metrics or {})}
 
 
-def _checked_metrics(metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
-    """Refuse names under which a run writes down other things."""
+def checked_metrics(metrics: Mapping[str, OwnMetric]) -> dict[str, Metric]:
+    """Return metrics with their directions; names that a run writes itself are refused."""
     if not isinstance(metrics, Mapping):
         raise ConfigError(
             f"metrics: expected a mapping from names to functions, got {type(metrics).__name__}"
         )
-    for name, metric in metrics.items():
-        if not isinstance(name, str) or f"{name}_nodes" in RESERVED_KEYS or not callable(metric):
+    return {name: _checked_metric(name, metric) for name, metric in metrics.items()}
+
+
+def _checked_metric(name: Any, metric: Any) -> Metric:
+    direction = None
+    if isinstance(metric, tuple) and len(metric) == 2:
+        metric, direction = metric
+        if direction not in ("higher", "lower"):
             raise ConfigError(
-                f"metrics[{name!r}]: expected a name of your own and a function; "
-                f"{', '.join(RESERVED_KEYS)} are written by the run"
+                f"metrics[{name!r}]: direction {direction!r}; say which values are better: "
+                f'"higher" or "lower", as in {{{name!r}: (function, "higher")}}'
             )
-    return metrics
+    if not isinstance(name, str) or f"{name}_nodes" in RESERVED_KEYS or not callable(metric):
+        raise ConfigError(
+            f"metrics[{name!r}]: expected a name of your own and a function; "
+            f"{', '.join(RESERVED_KEYS)} are written by the run"
+        )
+    return metric if direction is None else DirectedMetric(metric, direction)
 
 
 def refuse_other_model(folder: Path, config: Config, model: nn.Module) -> None:

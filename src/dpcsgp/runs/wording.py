@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from dpcsgp.config import Config
+from dpcsgp.records.metrics import usual_direction
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.node_noise import average_noise
 from dpcsgp.training import Progress, Run
@@ -27,6 +28,7 @@ class Standing:
         metric: name of the first metric; empty: nothing is measured.
         score: its mean over the nodes at the last evaluation.
         scored_at: the step of that evaluation.
+        others: names and means of further metrics.
         epsilon: the largest eps spent so far.
         bytes_per_edge: bytes on one edge so far.
         waiting_for: names of the parties that this one waits for.
@@ -42,6 +44,7 @@ class Standing:
     epsilon: float
     bytes_per_edge: float
     waiting_for: tuple[str, ...] = ()
+    others: tuple[tuple[str, float], ...] = ()
 
     @property
     def done(self) -> int:
@@ -58,7 +61,9 @@ class Standing:
         # Names come early: a narrow terminal cuts off the end.
         waiting = f"  waiting for {some_names(self.waiting_for)}" if self.waiting_for else ""
         is_old = self.metric and (self.polished or self.scored_at < self.step)
-        score = _score(self.metric, self.score) + (f" (step {self.scored_at})" if is_old else "")
+        scores = ((self.metric, self.score), *self.others)
+        score = "  ".join(_score(*named) for named in scores)
+        score += f" (step {self.scored_at})" if is_old else ""
         return (
             f"step {self.step}/{self.steps}{polish}{waiting}  {score}  "
             f"eps {self.epsilon:.3f}  {self.bytes_per_edge / 1e6:.3f} MB/edge"
@@ -83,7 +88,8 @@ def standing(run: Run, progress: Progress) -> Standing:
 def standing_at(run: Run, step: int, polished: int = 0) -> Standing:
     """Say where a run of this process stands after so many steps and polish rounds."""
     # The score is that of the last evaluation, which may be some steps old.
-    metric, values = first_metric(run.recorder.rows[-1])
+    row = run.recorder.rows[-1]
+    metric, values = first_metric(row)
     return Standing(
         step=step,
         steps=run.schedule.steps,
@@ -94,7 +100,15 @@ def standing_at(run: Run, step: int, polished: int = 0) -> Standing:
         scored_at=run.recorder.rows[-1]["step"],
         epsilon=max(run.gradients.epsilon_spent()),
         bytes_per_edge=run.network.traffic.bytes_per_edge,
+        others=tuple((name, row[f"{name}_node_mean"]) for name in other_metrics(row)),
     )
+
+
+def other_metrics(row: Mapping[str, Any]) -> list[str]:
+    """Return the names of a row's further metrics; a line of progress has room for two."""
+    first, _ = first_metric(row)
+    names = [key.removesuffix("_node_mean") for key in row if key.endswith("_node_mean")]
+    return [name for name in names if name != first][:2]
 
 
 def first_metric(row: Mapping[str, Any]) -> tuple[str, list[float]]:
@@ -155,21 +169,26 @@ def outcome_rows(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _scores(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return the rows of all metrics; accuracy is there even if it was not measured."""
+    """Return the rows of all metrics, or one that says that nothing was measured."""
     suffix = "_node_mean"
     names = [key.removesuffix(suffix) for key in summary if key.endswith(suffix)]
     rows: dict[str, str] = {}
-    for name in names or ["accuracy"]:
+    for name in names:
         show = _percent if name == "accuracy" else _number
         if "party" in summary:  # it knows its own node only
             rows[f"{name}, own model"] = show(summary.get(f"{name}_node_mean"))
             continue
         rows[f"{name}, mean over nodes"] = show(summary.get(f"{name}_node_mean"))
-        # Of other metrics nobody here knows whether small is bad.
-        least = "worst node" if name == "accuracy" else "smallest node"
-        rows[f"{name}, {least}"] = show(summary.get(f"{name}_node_min"))
+        rows[f"{name}, worst node"] = show(_worst(summary, name))
         rows[f"{name}, average model"] = show(summary.get(f"{name}_average_model"))
-    return rows
+    return rows or {"measured": "nothing: no test data were given"}
+
+
+def _worst(summary: Mapping[str, Any], metric: str) -> float | None:
+    """Return the worst node's value; older folders have only the smallest."""
+    if f"{metric}_node_worst" in summary or usual_direction(metric) == "lower":
+        return summary.get(f"{metric}_node_worst")
+    return summary.get(f"{metric}_node_min")
 
 
 def _method(config: Config) -> str:

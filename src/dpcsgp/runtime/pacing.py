@@ -9,6 +9,7 @@ from dpcsgp.network.agreed import is_count
 from dpcsgp.network.board import Board
 from dpcsgp.network.health import STOP_ASKED, Health
 from dpcsgp.network.torch_distributed import largest_lead
+from dpcsgp.records.ending import Stop
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runtime.signals import StopSignal
 from dpcsgp.training import TrainingNetwork
@@ -57,11 +58,11 @@ class AgreedStop:
     In a step that nobody wants to stop at, the store is not asked.
 
     1. Who is asked to stop says so (`stop asked`); the others learn it from the thread that beats.
-    2. Who knows of it says that it listens (`stop heard/RANK`), and asks the store before every
-       step from then on.
-    3. Once all listen, rank 0 names a step that nobody can have passed (`stop at`) before it makes
-       its own next one. Nobody makes a step that rank 0 is more than `lead` behind, so everybody
-       reads it in time.
+    2. Who knows of it says which stop it was asked for, if any (`stop wish/RANK`), and that it
+       listens (`stop heard/RANK`), and asks the store before every step from then on.
+    3. Once all listen, rank 0 names the kind of stop (`stop kind`: a pause if anybody wants one)
+       and a step that nobody can have passed (`stop at`) before it makes its own next one. Nobody
+       makes a step that rank 0 is more than `lead` behind, so everybody reads it in time.
     """
 
     def __init__(
@@ -69,23 +70,26 @@ class AgreedStop:
     ) -> None:
         self._board, self._health, self._stop = board, health, stop
         self._margin = pace.lead + 1
+        self._world_size = world_size
         self._deaf = set(range(1, world_size))  # ranks that rank 0 has not heard of yet
         self._listening = False
         self._stop_at: int | None = None
+        self._kind = Stop.PAUSE
 
-    def is_set(self, step: int) -> bool:
-        """Say whether the run ends before this step."""
+    def is_set(self, step: int) -> Stop | None:
+        """Return which stop the run makes before this step, if any."""
         # Stage 1 and 2: say that somebody asked, and that this process listens.
         asked = self._stop.is_set(step)
         if not self._listening and (asked or self._health.stop_asked):
-            self._listen(step)
+            self._listen(step, asked)
         # Stage 3: ask for the step until it is named.
         if self._listening and self._stop_at is None:
             self._stop_at = self._named(step)
-        return self._stop_at is not None and step >= self._stop_at
+        return self._kind if self._stop_at is not None and step >= self._stop_at else None
 
-    def _listen(self, step: int) -> None:
+    def _listen(self, step: int, wish: Stop | None) -> None:
         self._board.put(STOP_ASKED, True)
+        self._board.put(f"stop wish/{self._board.rank}", wish or "")
         self._board.put(f"stop heard/{self._board.rank}", step)
         self._listening = True
 
@@ -94,15 +98,36 @@ class AgreedStop:
         # Only rank 0 names the step; the others read it.
         if self._board.rank:
             note = self._board.look("stop at", 0, _step_fault)
+            kind = self._board.look("stop kind", 0, _kind_fault) if note else None
+            self._kind = Stop(kind.value) if kind else Stop.PAUSE
             return note.value if note else None
         self._deaf -= {
             rank for rank in self._deaf if self._board.peek(f"stop heard/{rank}", rank, _step_fault)
         }
         if self._deaf:
             return None
+        self._kind = self._wanted()
+        self._board.put("stop kind", self._kind)
         # Nobody can be further ahead than `lead`, so nobody has passed this step.
         self._board.put("stop at", step + self._margin)
         return step + self._margin
+
+    def _wanted(self) -> Stop:
+        """Return what the processes want: to finish only if nobody wants to go on later."""
+        notes = [
+            self._board.peek(f"stop wish/{rank}", rank, _wish_fault)
+            for rank in range(self._world_size)
+        ]
+        wishes = {note.value for note in notes if note}
+        return Stop.FINISH if wishes <= {Stop.FINISH, ""} and Stop.FINISH in wishes else Stop.PAUSE
+
+
+def _kind_fault(value: Any) -> str | None:
+    return None if value in tuple(Stop) else "a kind of stop"
+
+
+def _wish_fault(value: Any) -> str | None:
+    return None if value == "" else _kind_fault(value)
 
 
 def _step_fault(value: Any) -> str | None:

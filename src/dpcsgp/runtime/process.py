@@ -38,7 +38,8 @@ from dpcsgp.network.torch_distributed import (
     nodes_of_ranks,
 )
 from dpcsgp.records.checkpoint import Checkpoint
-from dpcsgp.records.ending import Ending
+from dpcsgp.records.ending import Ending, Stop
+from dpcsgp.records.trackers import Trackers, check_trackers
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.design import RunDesign, build_topology
 from dpcsgp.runs.folder import ResultsFolder
@@ -48,7 +49,14 @@ from dpcsgp.runtime.logs import LOG_FILE, open_logs
 from dpcsgp.runtime.pacing import AgreedStop, Pace
 from dpcsgp.runtime.reporting import Reporter, Silent
 from dpcsgp.runtime.requests import BuiltinRequest, RunRequest
-from dpcsgp.runtime.session import NO_HOOKS, Hooks, Outcome, newest_checkpoint, write_page
+from dpcsgp.runtime.session import (
+    NO_HOOKS,
+    Hooks,
+    Outcome,
+    also_tracked,
+    newest_checkpoint,
+    write_page,
+)
 from dpcsgp.runtime.signals import StopSignal
 from dpcsgp.runtime.standings import Publisher, standing_of_all
 from dpcsgp.runtime.workers import PARENT, cores_per_process, die_with_agent
@@ -65,6 +73,7 @@ MACHINE_SETTINGS: Final = (
     "run.device",
     "run.max_rows_per_pass",
     "run.memory_limit_gb",
+    "run.trackers",
     "privacy.seed",
 )
 
@@ -249,6 +258,9 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
     # A launcher talks for its workers; otherwise rank 0 does.
     launched = PARENT in os.environ
     reporter = Silent() if launched or rank != 0 else hooks.reporter
+    # Rank 0 alone shows what it sees, as its own, and at the end what all have seen.
+    tracker_names = (*config.run.trackers, *hooks.trackers) if rank == 0 else ()
+    check_trackers(tracker_names)
     # Data and design are checked before this process meets any other.
     design, data = request.prepare(config)
     reporter.plan(design)
@@ -258,6 +270,7 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
     names = network.gather_values("name of this start", os.urandom(8).hex())
     shared = SharedFolder.join(folder.path, rank, names[0])
     pace = Pace.of(design)
+    trackers = Trackers(tracker_names, folder.path, folder.run_id, config.flat())
     run = build_run(
         design,
         data,
@@ -266,9 +279,9 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
         rank=rank,
         world_size=world_size,
         checkpoints_to_keep=pace.checkpoints_to_keep(config.run.checkpoint_every),
-        on_row=hooks.on_start(folder.path),
+        on_row=also_tracked(hooks.on_start(folder.path), trackers, "rank_0/"),
     )
-    with closing(run.gradients.ledger):  # whatever happens, this process can resume
+    with closing(run.gradients.ledger), trackers:  # whatever happens, this process can resume
         checkpoint = newest_checkpoint(run) if request.resume else None
         # Nobody starts before all are ready: reading a checkpoint may take long on one machine.
         network.gather_values("ready", True, START_SECONDS)
@@ -288,6 +301,8 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
         else:
             summary = merge_summaries(parts, merge_rows([part["rows"][-1] for part in parts]))
         network.gather_values("merged", True)
+        trackers.write_all(folder.path / "metrics.jsonl")
+        trackers.close(progress.stopped_because)
         if progress.ending is not Ending.INTERRUPTED:  # everybody has its last checkpoint
             run.gradients.forget_all()
         shared.leave()
@@ -367,7 +382,7 @@ def _train(
     ):
         agreed = AgreedStop(board, world_size, health, stop, pace)
 
-        def should_stop(step: int) -> bool:
+        def should_stop(step: int) -> Stop | None:
             health.raise_if_failed()
             with health.limit():
                 return agreed.is_set(step)  # asks the store only once somebody wants to stop

@@ -16,6 +16,7 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.network import Simulator
 from dpcsgp.records.checkpoint import Checkpoint
 from dpcsgp.records.ending import Ending
+from dpcsgp.records.trackers import Trackers, check_trackers
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.folder import ResultsFolder, new_folder, previous_processes
 from dpcsgp.runs.summary import write_results
@@ -37,15 +38,18 @@ class Hooks:
 
     Attributes:
         reporter: hears how the run goes.
-        should_stop: asked with the number of steps done; True ends the run there.
+        should_stop: asked with the number of steps done; True pauses the run there, "finish"
+            brings it to its end (`records.ending.Stop`).
         on_start: called with the results folder before training; returns what sees every row.
         write_page: whether `report.html` is written at the end.
+        trackers: further ones beside those of `run.trackers`.
     """
 
     reporter: Reporter = SILENT
-    should_stop: Callable[[int], bool] = lambda step: False
+    should_stop: Callable[[int], object] = lambda step: False
     on_start: Callable[[Path], OnRow] = lambda folder: lambda row: None
     write_page: bool = False
+    trackers: tuple[str, ...] = ()
 
 
 NO_HOOKS: Final = Hooks()
@@ -68,6 +72,8 @@ def run_simulated(request: RunRequest, hooks: Hooks = NO_HOOKS) -> Outcome:
     reporter = hooks.reporter
     # Settings, data, design: everything that can be refused is refused before a folder is made.
     config = request.config()
+    tracker_names = (*config.run.trackers, *hooks.trackers)
+    check_trackers(tracker_names)
     with reporter.downloads() as downloads:
         design, data = request.prepare(config, downloads)
     reporter.plan(design)
@@ -76,13 +82,15 @@ def run_simulated(request: RunRequest, hooks: Hooks = NO_HOOKS) -> Outcome:
     key_file = config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
     network, on_row = Simulator(design.topology, key), hooks.on_start(folder.path)
-    with StopSignal(reporter.say, hooks.should_stop) as stop:
-        run = build_run(design, data, network, folder, on_row=on_row)
+    trackers = Trackers(tracker_names, folder.path, folder.run_id, config.flat())
+    with StopSignal(reporter.say, hooks.should_stop) as stop, trackers:
+        run = build_run(design, data, network, folder, on_row=also_tracked(on_row, trackers))
         try:
             checkpoint = newest_checkpoint(run) if request.resume else None
             with reporter.progress() as show:
                 progress = train(run, lambda now: show(standing(run, now)), stop.is_set, checkpoint)
             summary = write_results(folder, design, run, progress)
+            trackers.close(progress.stopped_because)
             if progress.ending is not Ending.INTERRUPTED:
                 run.gradients.forget_all()
         finally:
@@ -90,6 +98,16 @@ def run_simulated(request: RunRequest, hooks: Hooks = NO_HOOKS) -> Outcome:
     page = write_page(folder.path) if hooks.write_page else None
     reporter.outcome(summary, folder.path, page)
     return Outcome(summary, run, progress, folder.path, stop.asked)
+
+
+def also_tracked(on_row: OnRow, trackers: Trackers, prefix: str = "") -> OnRow:
+    """Return a function that shows a row to the trackers, then to the caller's own."""
+
+    def both(row: dict[str, Any]) -> None:
+        trackers.write(row, prefix)
+        on_row(row)
+
+    return both
 
 
 def newest_checkpoint(run: Run) -> Checkpoint | None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
+from dpcsgp.records.ending import Stop
+
 STOPPING = "stopping after this step; once more to stop at once"
 
 
@@ -39,16 +41,16 @@ class StopSignal(SignalCatcher):
     def __init__(
         self,
         say: Callable[[str], None] = lambda text: None,
-        also: Callable[[int], bool] = lambda step: False,
+        also: Callable[[int], object] = lambda step: False,
     ) -> None:
         super().__init__()
         self._say = say
         self._also = also  # another reason to stop before a step
         self.asked = False
 
-    def is_set(self, step: int) -> bool:
-        """Say whether a stop was asked for."""
-        return self.asked or self._also(step)
+    def is_set(self, step: int) -> Stop | None:
+        """Return which stop was asked for, if any; a signal asks for a pause."""
+        return Stop.PAUSE if self.asked else Stop.of(self._also(step))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

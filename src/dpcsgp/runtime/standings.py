@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
 from dpcsgp.config import Config
 from dpcsgp.network.agreed import is_count
 from dpcsgp.network.board import Board
-from dpcsgp.runs.wording import Standing, first_metric
+from dpcsgp.runs.wording import Standing, first_metric, other_metrics
 from dpcsgp.training import Progress, Run
 
 PAUSE_SECONDS: Final = 0.5
@@ -31,12 +32,14 @@ class Publisher:
             return False
         self._next = time.monotonic() + PAUSE_SECONDS
         metric, values = first_metric(self._run.recorder.rows[-1])
+        row = self._run.recorder.rows[-1]
         facts = {
             "step": progress.state.step,
             "polished": polished,
             "metric": metric,
             "values": values,
-            "scored_at": self._run.recorder.rows[-1]["step"],
+            "others": {name: row[f"{name}_nodes"] for name in other_metrics(row)},
+            "scored_at": row["step"],
             "epsilon": max(self._run.gradients.epsilon_spent()),
             "bytes_per_edge": self._run.network.traffic.bytes_per_edge,
         }
@@ -61,9 +64,24 @@ def standing_of_all(board: Board, world_size: int, config: Config) -> Standing |
         metric=slowest["metric"] if values else "",
         score=sum(values) / len(values) if values else 0.0,
         scored_at=min(fact["scored_at"] for fact in facts),
+        others=_means([fact["others"] for fact in facts]),
         epsilon=max(fact["epsilon"] for fact in facts),
         bytes_per_edge=slowest["bytes_per_edge"],
     )
+
+
+def _means(parts: Sequence[Mapping[str, list[float]]]) -> tuple[tuple[str, float], ...]:
+    """Return the mean over all nodes of every metric that all processes have."""
+    found: list[tuple[str, float]] = []
+    for name in parts[0]:
+        values = [value for part in parts for value in part.get(name, [])]
+        if values:
+            found.append((name, sum(values) / len(values)))
+    return tuple(found)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(number, float | int) for number in value)
 
 
 def _fault(value: Any) -> str | None:
@@ -74,9 +92,10 @@ def _fault(value: Any) -> str | None:
         and is_count(value.get("polished"))
         and is_count(value.get("scored_at"))
         and isinstance(value.get("metric"), str)
-        and isinstance(value.get("values"), list)
-        and all(isinstance(number, float | int) for number in value["values"])
+        and _is_numbers(value.get("values"))
+        and isinstance(value.get("others"), dict)
+        and all(_is_numbers(values) for values in value["others"].values())
         and isinstance(value.get("epsilon"), float | int)
         and isinstance(value.get("bytes_per_edge"), float | int)
     )
-    return None if right else "step, polished, metric, values, scored_at, epsilon, bytes per edge"
+    return None if right else "step, polished, metrics, values, scored_at, epsilon, bytes per edge"

@@ -5,7 +5,7 @@ Legend: N hosted nodes, E places for examples, J examples, K models, D coordinat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dpcsgp.randomness import torch_seed
+from dpcsgp.records.metrics import Direction
 
 # (outputs (E, ...), targets (E, ...)) -> losses (E,)
 LossPerExample = Callable[[Tensor, Tensor], Tensor]
@@ -61,6 +62,11 @@ class Task(Protocol):
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return metric -> (K,) on public test data; `accuracy` is printed first."""
+        ...
+
+    @property
+    def directions(self) -> Mapping[str, Direction]:
+        """Metric -> which values of it are better."""
         ...
 
 

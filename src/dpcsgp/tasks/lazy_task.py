@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from dpcsgp.records.metrics import Direction
 from dpcsgp.tasks.base import LossPerExample
 from dpcsgp.tasks.examples import NodeExamples
 from dpcsgp.tasks.supervised import Supervised
@@ -93,6 +94,11 @@ class LazySupervised:
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
         """Return the first test examples, or random ones like the training data."""
         return self.base.public_rows(count)
+
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """Metric -> which values of it are better."""
+        return self.base.directions
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return each metric of each model on the test set."""

@@ -17,12 +17,16 @@ from torch.nn.functional import cross_entropy
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.modes import evaluation_mode
 from dpcsgp.parameters import ParameterLayout
+from dpcsgp.records.metrics import Direction
 from dpcsgp.tasks.base import LossPerExample, gather, random_like
+from dpcsgp.tasks.measures import directions_of, measured
 
 EVALUATION_BATCH: Final = 2000  # test examples in one forward pass
 
 # (outputs (J, ...), targets (J, ...)) of the test set -> one number
 Metric = Callable[[Any, Tensor], Tensor | float]
+# a metric, or one with the word that says which of its values are better
+OwnMetric = Metric | tuple[Metric, Direction]
 
 
 def logits_of(outputs: Any) -> Any:
@@ -36,6 +40,36 @@ def logits_of(outputs: Any) -> Any:
 def cross_entropy_per_example(outputs: Any, targets: Tensor) -> Tensor:
     """Return the cross-entropy of each example."""
     return cross_entropy(logits_of(outputs), targets, reduction="none")
+
+
+@final
+@dataclass(frozen=True)
+class WeightedCrossEntropy:
+    """The cross-entropy of each example times a public weight of its class."""
+
+    weights: tuple[float, ...]
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Return one loss per example."""
+        logits = logits_of(outputs)
+        weights = torch.tensor(self.weights, dtype=logits.dtype, device=logits.device)
+        return cross_entropy(logits, targets, weight=weights, reduction="none")
+
+
+def classification_loss(class_weights: Sequence[float]) -> LossPerExample:
+    """Return the cross-entropy, with weights of classes if there are any."""
+    return (
+        WeightedCrossEntropy(tuple(class_weights)) if class_weights else cross_entropy_per_example
+    )
+
+
+def check_class_weights(weights: Sequence[float], num_classes: int) -> None:
+    """Refuse weights that are not one per class."""
+    if weights and len(weights) != num_classes:
+        raise ConfigError(
+            f"task.class_weights has {len(weights)} values for {num_classes} classes; give one "
+            "per class, in the order of the model's outputs"
+        )
 
 
 def squared_error_per_example(outputs: Any, targets: Tensor) -> Tensor:
@@ -94,11 +128,12 @@ class Supervised:
         labels: Tensor,
         parts: Sequence[Tensor],
         test: tuple[Tensor, Tensor],
+        loss: LossPerExample = cross_entropy_per_example,
     ) -> Supervised:
         """Return classification in which each hosted node has its part (example numbers)."""
         order = torch.cat([torch.as_tensor(part) for part in parts])
         sizes = tuple(len(part) for part in parts)
-        return cls(module, inputs[order], labels[order], sizes, test)
+        return cls(module, inputs[order], labels[order], sizes, test, loss)
 
     @property
     def held_examples(self) -> tuple[int, ...]:
@@ -130,6 +165,11 @@ class Supervised:
             return random_like(self.inputs, count), random_like(self.targets, count)
         return self.test[0][:count], self.test[1][:count]
 
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """Metric -> which values of it are better."""
+        return directions_of(self.metrics)
+
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return each metric of each model on the test set, with the module in eval() mode."""
         if self.test is None:
@@ -150,10 +190,7 @@ class Supervised:
             functional_call(self.module, parameters, (batch,))
             for batch in inputs.split(EVALUATION_BATCH)
         ]
-        outputs = _joined(parts)
-        return {
-            name: _number(name, metric(outputs, targets)) for name, metric in self.metrics.items()
-        }
+        return measured(self.metrics, _joined(parts), targets)
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -169,13 +206,3 @@ def _joined(parts: list[Any]) -> Any:
     if isinstance(first, tuple | list):
         return tuple(_joined(list(column)) for column in zip(*parts, strict=True))
     return first
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigError(
-            f"metrics[{name!r}]: expected one number for the whole test set, got {shape}"
-        ) from None
