@@ -89,7 +89,7 @@ def take_part(
         seed,
         patience,
         built_module(model, agreed.config.run.seed) if model is not None else None,
-        tuple(trackers),
+        trackers=tuple(trackers),
     )
     watch = named_callback("on_evaluation", on_evaluation)
     hooks = Hooks(
