@@ -146,6 +146,8 @@ async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
         for task in done:
             task.result()
     finally:
+        # Nothing below may use `asyncio.wait_for`: before Python 3.12 it forgets a cancellation
+        # that comes in the moment in which what it waits for is done.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -195,7 +197,8 @@ async def _offer(line: Line, desk: Desk, peer: Peer, next_round: int, waker: asy
                 await _send_frame(line, desk, peer, next_round)
                 next_round += 1
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(waker.wait(), desk.timing.beat)
+            async with asyncio.timeout(desk.timing.beat):
+                await waker.wait()
             continue
         await _send(line, desk, peer, messages.BEAT)
 
@@ -268,7 +271,8 @@ async def _keep_acknowledging(line: Line, desk: Desk, peer: Peer, arrived: async
     while True:
         told = await _send_notices(line, desk, peer, told)
         try:
-            await asyncio.wait_for(arrived.wait(), desk.timing.beat)
+            async with asyncio.timeout(desk.timing.beat):
+                await arrived.wait()
         except TimeoutError:
             await _send(line, desk, peer, messages.BEAT)
             continue

@@ -132,7 +132,8 @@ class GrpcLine:
 
     async def _within(self, work: Any, seconds: float, fault: str) -> Any:
         try:
-            return await asyncio.wait_for(work, seconds)
+            async with asyncio.timeout(seconds):
+                return await work
         except TimeoutError:
             raise LineClosedError(f"{fault} for {seconds:g} s") from None
         except asyncio.CancelledError:
