@@ -119,7 +119,7 @@ def _promise(agreement: Agreement, cost: PartyCost) -> dict[str, str]:
         "declared examples",
         "spent by the plan": f"verified eps {cost.epsilon_of_plan:.4g} in "
         f"{config.algorithm.steps} releases",
-        "holds": _trust(config.privacy.max_colluders),
+        "holds": _trust(config.privacy.max_colluders, cost.epsilon_all_collude),
         "noise": f"multiplier {cost.noise_multiplier:.4g}, expected batch "
         f"{cost.expected_batch_size}, clip norm {config.privacy.clip_norm:g}",
         "heard directly by": ", ".join(cost.heard_by),
@@ -131,10 +131,13 @@ def _promise(agreement: Agreement, cost: PartyCost) -> dict[str, str]:
     }
 
 
-def _trust(colluders: str | int) -> str:
+def _trust(colluders: str | int, epsilon_all_collude: float) -> str:
     if colluders == "all":
         return "even if all others tell each other everything"
-    return f"as long as at most {colluders} of the others tell each other what they know"
+    return (
+        f"as long as at most {colluders} of the others tell each other what they know; "
+        f"eps {epsilon_all_collude:.4g} if all of them do"
+    )
 
 
 def _verdict(agreement: Agreement) -> Text:

@@ -101,6 +101,8 @@ def _figure_rows(found: Mapping[str, Any]) -> dict[str, str]:
         f"(delta {found['delta']:g})",
         "sent per edge": f"{found['bytes_per_edge'] / 1e6:.3f} MB",
     }
+    if (colluders := found.get("max_colluders", "all")) != "all":
+        rows["eps holds against"] = f"all messages together with any {colluders} other parties"
     if found["metric"]:
         scored = f"{float(found['score']):.4g} on its public test data"
         rows[found["metric"]] = f"{scored} (step {found['scored_at']})"

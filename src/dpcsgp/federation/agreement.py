@@ -20,6 +20,7 @@ from dpcsgp.federation.roster import DataShape, Roster
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.planning.diagnosis import Diagnosis, diagnose
 from dpcsgp.privacy import GaussianMechanism, composed_epsilon
+from dpcsgp.privacy.accounting import epsilon_against
 from dpcsgp.randomness import torch_seed
 from dpcsgp.runs.design import ALLOW_DIVERGENCE, RunDesign, build_mechanism, design_run
 from dpcsgp.runs.facts import declared_facts
@@ -43,6 +44,7 @@ class PartyCost:
     epsilon: float
     delta: float
     epsilon_of_plan: float  # verified, for all steps; at most epsilon
+    epsilon_all_collude: float  # the same if all others tell all they know
     noise_multiplier: float
     expected_batch_size: int
     heard_by: tuple[str, ...]
@@ -221,10 +223,9 @@ def _cost_of_plan(roster: Roster, node: int, mechanism: GaussianMechanism | None
     sizes = roster.facts.num_examples
     # Nodes without examples are not calibrated.
     alone = tuple(size if other == node else 0 for other, size in enumerate(sizes))
-    steps = config.algorithm.steps + config.privacy.replay_reserve
     try:
         event = (mechanism or build_mechanism(config, alone)).event(node)
-        spent = composed_epsilon([(event, steps)], card.promised.delta)
+        spent = composed_epsilon([(event, _releases(config))], card.promised.delta)
     except (ConfigError, OverflowError) as error:
         raise ConfigError(f"party {card.name}: {error}") from None
     if spent > card.promised.epsilon * (1 + _ROUNDING):
@@ -234,6 +235,11 @@ def _cost_of_plan(roster: Roster, node: int, mechanism: GaussianMechanism | None
             '"calibrated"'
         )
     return spent
+
+
+def _releases(config: Config) -> int:
+    """Return how many releases the promises have to pay for."""
+    return config.algorithm.steps + config.privacy.replay_reserve
 
 
 def _cost(roster: Roster, design: RunDesign, node: int, epsilon: float) -> PartyCost:
@@ -251,6 +257,9 @@ def _cost(roster: Roster, design: RunDesign, node: int, epsilon: float) -> Party
         address=card.address,
         **vars(card.promised),
         epsilon_of_plan=epsilon,
+        epsilon_all_collude=epsilon_against(
+            [(mechanism.event(node), _releases(roster.config))], card.promised.delta, "all"
+        ),
         noise_multiplier=mechanism.noise_multipliers[node],
         expected_batch_size=mechanism.expected_batch_sizes[node],
         heard_by=receivers,

@@ -162,6 +162,7 @@ class StatusKeeper:
             "releases": self.releases,
             "epsilon": standing.epsilon if standing else 0.0,
             "epsilon_budget": promise.epsilon,
+            "max_colluders": self.roster.config.privacy.max_colluders,
             "delta": promise.delta,
             "bytes_per_edge": self.network.traffic.bytes_per_edge,
             "waiting_for": list(waiting),
