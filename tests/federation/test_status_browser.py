@@ -14,8 +14,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "report"))
 from status_facts import kept_status, training_facts
-from test_report_browser import CHROMIUM, DRIVER, FLAGS, contrast, find, requests
-from test_report_browser import pytestmark as pytestmark
+from test_report_browser import (  # type: ignore[import-not-found]
+    CHROMIUM,
+    DRIVER,
+    FLAGS,
+    contrast,
+    find,
+    requests,
+)
+from test_report_browser import pytestmark as pytestmark  # type: ignore[import-not-found]
 
 from dpcsgp.federation.status_page import PageAddress, StatusPage
 

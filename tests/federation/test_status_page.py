@@ -23,8 +23,9 @@ from parties import pair
 from raw_caller import RawCaller, Scene
 from status_facts import kept_status, training_facts
 
-from dpcsgp.errors import ConfigError
+from dpcsgp.errors import ConfigError, WaitStoppedError
 from dpcsgp.federation import status_page
+from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.party_status import LastLines, read_status
 from dpcsgp.federation.status_metrics import metrics_text
 from dpcsgp.federation.status_page import PageAddress, StatusPage
@@ -235,6 +236,23 @@ def test_the_status_file_says_what_the_page_says(tmp_path: Path) -> None:
             assert keeper.latest == json.loads(keeper.path.read_bytes())
             assert read_status(keeper.path)["running"]
         assert read_status(keeper.path)["page"] == keeper.page
+
+
+def test_time_spent_waiting_is_counted_while_it_lasts(tmp_path: Path) -> None:
+    with kept_status(tmp_path) as keeper:
+        assert keeper.facts()["waiting_share"] == 0.0
+        waiter = threading.Thread(target=wait_until_stopped, args=(keeper.network,))
+        waiter.start()
+        time.sleep(0.5)
+        assert keeper.network.seconds_waited() > 0.3 and keeper.network.waiting_for == ("lab-1",)
+        assert 0.1 < keeper.facts()["waiting_share"] <= 1.0
+        keeper.network.stop()
+        waiter.join()
+
+
+def wait_until_stopped(network: PartyNetwork) -> None:
+    with suppress(WaitStoppedError):
+        network.meet_receivers()
 
 
 def test_lines_of_one_kind_do_not_push_out_the_others() -> None:

@@ -75,7 +75,7 @@ def status_view(found: Mapping[str, Any]) -> Group:
     """Show the status of a party: its own figures, its peers, the last log lines."""
     parts: list[RenderableType] = [_figures(found), _peers(found["peers"], found["updated"])]
     troubles = [f"{peer['name']}: {peer['problem']}" for peer in found["peers"] if peer["problem"]]
-    if troubles:
+    if troubles and found["phase"] != "ended":  # then others may leave
         parts.append(Text("\n".join(troubles), style="yellow"))
     if found["log"]:
         parts.append(Text("\n".join(found["log"][-5:]), style="dim"))

@@ -303,6 +303,7 @@ def _to_the_end(
     keeper.on_wait = say_wait
     checkpoint = newest_checkpoint(run)
     progress = train(run, watch, gate, checkpoint)
+    keeper.standing = standing(run, progress)  # with the last evaluation
     if progress.ending is Ending.COMPLETED:
         keeper.phase = "handing over"
         try:
