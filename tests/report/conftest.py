@@ -148,5 +148,6 @@ def four_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             private=False,
             seeded=True,
             theorem_satisfied=False,
+            mixing_radius=1.08,
         ),
     ]

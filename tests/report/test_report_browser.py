@@ -222,3 +222,54 @@ def test_one_run_fits_a_phone(browser: webdriver.Chrome, make_folder: MakeFolder
     show(browser, write_report([make_folder(name, nodes=64, **changes)]), 390)
     assert browser.get_log("browser") == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+
+
+def test_the_table_of_runs_is_not_cut_off_at_1440(browser: webdriver.Chrome, page: Path) -> None:
+    show(browser, page)
+    room = "const box = document.querySelector('#comparison').parentElement; "
+    assert browser.execute_script(room + "return box.scrollWidth - box.clientWidth") <= 0
+
+
+def falling(folder: Path) -> Path:
+    """Turn a folder's accuracy into an error that falls towards the axis."""
+    for name in ("summary.json", "metrics.jsonl"):
+        text = (folder / name).read_text().replace("accuracy", "mean_squared_error")
+        (folder / name).write_text(text)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        for key in [key for key in row if key.startswith("mean_squared_error")]:
+            values = row[key]
+            row[key] = [1 - v for v in values] if isinstance(values, list) else 1 - values
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_the_last_value_of_a_falling_curve_covers_no_other_text(
+    browser: webdriver.Chrome, make_folder: MakeFolder
+) -> None:
+    show(browser, write_report([falling(make_folder("error"))]))
+    texts = [text for text in find(browser, "#figure-steps .chart text") if text.text]
+    last = next(text for text in texts if text.text == "0.109")
+    for text in texts:
+        one, other = last.rect, text.rect
+        apart = (
+            one["x"] + one["width"] <= other["x"]
+            or other["x"] + other["width"] <= one["x"]
+            or one["y"] + one["height"] <= other["y"]
+            or other["y"] + other["height"] <= one["y"]
+        )
+        assert text == last or apart, text.text
+    caption = find(browser, "#figure-nodes figcaption")[0].text
+    assert "A high mark is a node left behind" in caption
+
+
+def test_runs_with_different_metrics_share_a_page_on_a_phone(
+    browser: webdriver.Chrome, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    folders = [make_folder("accuracy"), falling(make_folder("error"))]
+    show(browser, write_report(folders, tmp_path / "page.html"), 390)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    assert len(find(browser, ".chart svg")) == 8
+    table = find(browser, "#comparison")[0].get_attribute("textContent") or ""
+    assert "mean squared error" in table and "accuracy" in table

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpcsgp.errors import DataError
-from dpcsgp.report.folders import node_values, read_many, shared_metric, worst
+from dpcsgp.report import write_report
+from dpcsgp.report.folders import node_values, read_many, shown_metrics, worst
 
 MakeFolder = Callable[..., Path]
 
@@ -93,21 +94,32 @@ def test_names_tell_folders_apart_and_each_is_read_once(make_folder: MakeFolder)
     ]
 
 
-def test_accuracy_is_preferred_and_runs_must_share_a_metric(make_folder: MakeFolder) -> None:
+def test_accuracy_is_preferred_and_every_run_has_a_metric_that_is_shown(
+    make_folder: MakeFolder, tmp_path: Path
+) -> None:
     first, second = make_folder("a"), make_folder("b")
     rows = [json.loads(line) for line in (first / "metrics.jsonl").read_text().splitlines()]
     (first / "metrics.jsonl").write_text(
         "".join(json.dumps({"loss_node_mean": 1.0, **row}) + "\n" for row in rows)
     )
-    assert shared_metric(read_many([first])) == "accuracy"
-    assert shared_metric(read_many([first, second])) == "accuracy"
+    assert shown_metrics(read_many([first])) == ["accuracy"]
+    assert shown_metrics(read_many([first, second])) == ["accuracy"]
     replace_metric(second, "margin")
-    with pytest.raises(DataError, match=r"no metric is shared.*b: margin"):
-        shared_metric(read_many([first, second]))
+    assert shown_metrics(read_many([first, second])) == ["accuracy", "margin"]
+    page = write_report([first, second], tmp_path / "page.html").read_text()
+    assert 'id="figure-steps-1"' in page and "margin" in page
 
 
 def test_the_worst_node_depends_on_the_metric() -> None:
     values = node_values({"x_nodes": [0.3, 0.1, 0.2]}, "x_nodes")
-    assert worst("accuracy", values) == 0.1
-    assert worst("squared_error", values) == 0.3
-    assert math.isnan(worst("accuracy", node_values({}, "x_nodes")))
+    assert worst(values, lower_is_better=False) == 0.1
+    assert worst(values, lower_is_better=True) == 0.3
+    assert math.isnan(worst(node_values({}, "x_nodes"), lower_is_better=False))
+
+
+def test_a_run_knows_which_way_is_better(make_folder: MakeFolder) -> None:
+    told, guessed = read_many(
+        [make_folder("a", metric_directions={"margin": "lower"}), make_folder("b")]
+    )
+    assert told.lower_is_better("margin") and not guessed.lower_is_better("margin")
+    assert guessed.lower_is_better("mean_squared_error") and told.lower_is_better("test_loss")

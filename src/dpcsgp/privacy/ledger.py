@@ -28,7 +28,6 @@ from dpcsgp.privacy.ledger_disk import (
     lock_in_order,
     open_to_append,
     sync,
-    sync_folder,
     write_error,
 )
 from dpcsgp.privacy.ledger_format import (
@@ -50,7 +49,7 @@ from dpcsgp.privacy.ledger_reading import (
     read_ledgers,
     releases_by_node,
 )
-from dpcsgp.records.files import write_atomically
+from dpcsgp.records.files import sync_folder, write_atomically
 
 __all__ = [
     "Fork",

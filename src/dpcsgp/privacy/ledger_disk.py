@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from dpcsgp.errors import LedgerError
 
@@ -25,6 +26,9 @@ def write_error(path: Path, error: OSError) -> LedgerError:
         f"cannot write ledger {path}: {error.strerror}; free space or choose a writable --out "
         "folder. What was recorded before is intact, and nothing was sent"
     )
+
+
+_AS_IT_IS: Final = getattr(os, "O_BINARY", 0)  # Windows would change the ends of lines
 
 
 class LedgerLock:
@@ -93,7 +97,7 @@ def lock_descriptor(descriptor: int, ledger: Path) -> None:
 def open_to_append(ledger: Path) -> int:
     """Open a ledger whose lock is held; also lock the file itself, as older releases do."""
     try:
-        descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND)
+        descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | _AS_IT_IS)
     except FileNotFoundError as error:
         raise LedgerError(f"cannot read ledger {ledger}: {error.strerror}") from error
     except OSError as error:
@@ -114,15 +118,6 @@ def sync(descriptor: int) -> None:
         fcntl.fcntl(descriptor, full_sync)
     else:
         os.fsync(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk: a file's fsync leaves its name out."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def allow_open_files(wanted: int) -> None:

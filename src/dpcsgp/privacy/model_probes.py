@@ -31,6 +31,7 @@ from dpcsgp.randomness import torch_seed
 
 __all__ = [
     "RowDependence",
+    "check_reference",
     "check_examples_independent",
     "check_gradients_reach",
     "check_sums",
@@ -230,6 +231,7 @@ def check_gradients_reach(
     # Last the engine itself, on clipped sums: single examples, then halves of larger batches.
     steady = _deterministic(module, inputs)
     sums = _sums(steady, loss)
+    check_reference(steady, loss, sums, (inputs, targets))
     check_sums(sums, (inputs, targets))
     room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
     room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(steady, inputs[:2])[0])
@@ -237,6 +239,36 @@ def check_gradients_reach(
     for size in _affordable(sizes, room):
         check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
     return found
+
+
+def check_reference(module: nn.Module, loss: Loss, sums: Sums, batch: Pair) -> None:
+    """Refuse unless the fast gradient of a batch is torch's own, parameter by parameter.
+
+    `check_sums` then holds norms and clipping against it. A parameter that the fast way forgets
+    would never move but by noise, and after noise nobody could tell.
+    """
+    layout = ParameterLayout.of(module)
+    parameters = dict(module.named_parameters())
+    with torch.enable_grad():
+        total = loss(module(batch[0].clone()), batch[1]).double().sum()
+        slow = torch.autograd.grad(
+            total, [parameters[name] for name in layout.names], allow_unused=True
+        )
+    fast = layout.views(sums(batch, _NO_CLIPPING)[None])
+    size = sum(_norm(gradient) ** 2 for gradient in slow if gradient is not None) ** 0.5
+    differing: list[str] = []
+    for name, gradient in zip(layout.names, slow, strict=True):
+        expected = torch.zeros_like(fast[name][0]) if gradient is None else gradient
+        allowed = _SUM_TOLERANCE * (_norm(expected) + 1e-2 * size) + 1e-30
+        # Not finite in both: what such rows do is tried elsewhere.
+        if _norm(fast[name][0] - expected) > allowed:
+            differing.append(name)
+    if differing:
+        raise ModelError(
+            f"model parameters {', '.join(map(repr, differing))}: the fast gradient differs from "
+            "torch's own, so they would be trained wrongly; write the layer that holds them with "
+            "plain operations on its parameters, or freeze it with requires_grad_(False)"
+        )
 
 
 def _refuse_unreached(module: nn.Module, loss: Loss, batch: Pair) -> None:

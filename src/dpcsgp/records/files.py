@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
+
+SYNCS_FOLDERS: Final = os.name != "nt"  # Windows opens no folders; there names are on disk at once
 
 
 def write_atomically(path: Path, body: bytes) -> None:
@@ -20,8 +23,15 @@ def write_atomically(path: Path, body: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk: a file's fsync leaves its name out."""
+    if not SYNCS_FOLDERS:
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

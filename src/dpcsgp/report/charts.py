@@ -72,12 +72,15 @@ class Chart:
 Draw = Callable[[Axes], None]
 
 
-def charts(runs: Sequence[RunResults], metric: str) -> list[Chart]:
-    """Draw all charts of a page."""
+def charts(runs: Sequence[RunResults], metrics: Sequence[str]) -> list[Chart]:
+    """Draw all charts of a page; each metric has its own, in which runs without it are absent."""
+    scores = [
+        draw(runs, metric, f"-{number}" if number else "")
+        for number, metric in enumerate(metrics)
+        for draw in (_score_against_steps, _score_against_megabytes, _score_of_nodes)
+    ]
     return [
-        _score_against_steps(runs, metric),
-        _score_against_megabytes(runs, metric),
-        _score_of_nodes(runs, metric),
+        *scores,
         _epsilon_against_steps(runs),
         _disagreement_against_steps(runs),
     ]
@@ -101,7 +104,7 @@ def _draw(key: str, xlabel: str, ylabel: str, description: str, draw: Draw) -> s
         return inline_svg(figure, key, description)
 
 
-def _score_against_steps(runs: Sequence[RunResults], metric: str) -> Chart:
+def _score_against_steps(runs: Sequence[RunResults], metric: str, suffix: str) -> Chart:
     ylabel, scale = score_axis(metric)
 
     def draw(axes: Axes) -> None:
@@ -115,18 +118,18 @@ def _score_against_steps(runs: Sequence[RunResults], metric: str) -> Chart:
 
     caption = "Mean over the nodes after each evaluation, on public test data. "
     caption += "The last point includes the rounds of pure averaging, if there were any."
-    svg = _draw("steps", "gradient steps", ylabel, _describe(runs, metric, "steps"), draw)
-    return Chart("steps", f"{_noun(metric)} against steps", caption, svg)
+    svg = _draw(f"steps{suffix}", "gradient steps", ylabel, _describe(runs, metric, "steps"), draw)
+    return Chart(f"steps{suffix}", f"{_noun(metric)} against steps", caption, svg)
 
 
-def _score_against_megabytes(runs: Sequence[RunResults], metric: str) -> Chart:
+def _score_against_megabytes(runs: Sequence[RunResults], metric: str, suffix: str) -> Chart:
     ylabel, scale = score_axis(metric)
     title = f"{_noun(metric)} against communication"
     talking = [run.column("bytes_per_edge")[-1] / 1e6 for run in runs if not run.sends_nothing]
     ends = [end for end in talking if math.isfinite(end) and end > 0]
     if not ends:
         caption = "No message was sent in any of these runs, so there is nothing to draw."
-        return Chart("megabytes", title, caption)
+        return Chart(f"megabytes{suffix}", title, caption)
     logarithmic = _is_wide(ends)
 
     def draw(axes: Axes) -> None:
@@ -150,12 +153,16 @@ def _score_against_megabytes(runs: Sequence[RunResults], metric: str) -> Chart:
     if any(run.sends_nothing for run in runs):
         caption += "Dotted lines: runs that send nothing. "
     svg = _draw(
-        "megabytes", "MB sent per directed edge", ylabel, _describe(runs, metric, "megabytes"), draw
+        f"megabytes{suffix}",
+        "MB sent per directed edge",
+        ylabel,
+        _describe(runs, metric, "megabytes"),
+        draw,
     )
-    return Chart("megabytes", title, caption.strip(), svg)
+    return Chart(f"megabytes{suffix}", title, caption.strip(), svg)
 
 
-def _score_of_nodes(runs: Sequence[RunResults], metric: str) -> Chart:
+def _score_of_nodes(runs: Sequence[RunResults], metric: str, suffix: str) -> Chart:
     ylabel, scale = score_axis(metric)
     alone = len(runs) == 1
 
@@ -178,10 +185,11 @@ def _score_of_nodes(runs: Sequence[RunResults], metric: str) -> Chart:
             axes.set_xticks(range(1, len(runs) + 1, math.ceil(len(runs) / 16)))
 
     caption = "Each mark is one node's own model at the end; the line is their mean. "
-    caption += "A low mark is a node left behind."
+    lower = any(run.lower_is_better(metric) for run in runs if metric in run.metrics)
+    caption += f"A {'high' if lower else 'low'} mark is a node left behind."
     description = f"{_noun(metric)} of every node at the end of a run."
-    svg = _draw("nodes", "node" if alone else "run", ylabel, description, draw)
-    return Chart("nodes", "Every node at the end", caption, svg)
+    svg = _draw(f"nodes{suffix}", "node" if alone else "run", ylabel, description, draw)
+    return Chart(f"nodes{suffix}", f"{_noun(metric)} of every node at the end", caption, svg)
 
 
 def _epsilon_against_steps(runs: Sequence[RunResults]) -> Chart:
@@ -296,8 +304,12 @@ def _name_last_value(axes: Axes, runs: Sequence[RunResults], metric: str, x: flo
     if len(runs) > 1 or not math.isfinite(value):
         return
     place = (x, score_axis(metric)[1] * value)
-    style: dict[str, Any] = {"ha": "right", "va": "top", "weight": "bold"}
-    axes.annotate(score(metric, value), place, (0, -9), textcoords="offset points", **style)
+    # Under the end of a rising curve, over that of a falling one: away from the axis.
+    low, high = axes.get_ylim()
+    falls = place[1] < (low + high) / 2
+    style: dict[str, Any] = {"ha": "right", "va": "bottom" if falls else "top", "weight": "bold"}
+    offset = (0, 9 if falls else -9)
+    axes.annotate(score(metric, value), place, offset, textcoords="offset points", **style)
 
 
 def _label_nodes(axes: Axes, places: Floats, nodes: Any) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dpcsgp.algorithms.methods import METHODS
 from dpcsgp.errors import DataError
 from dpcsgp.records.ending import Ending
-from dpcsgp.records.metrics import read_rows
+from dpcsgp.records.metrics import read_rows, usual_direction
 from dpcsgp.report.formatting import as_number
 
 Floats = NDArray[np.float64]
@@ -65,6 +65,12 @@ class RunResults:
         names = [key.removesuffix(MEAN) for key in self.last if key.endswith(MEAN)]
         return sorted(names, key=lambda name: name != PREFERRED_METRIC)
 
+    def lower_is_better(self, metric: str) -> bool:
+        """Say whether small values of a metric are good: as the run was told, or by its name."""
+        told = self.summary.get("metric_directions")
+        direction = told.get(metric) if isinstance(told, dict) else None
+        return (direction or usual_direction(metric)) == "lower"
+
     @property
     def sends_nothing(self) -> bool:
         """Whether no message ever left a node."""
@@ -99,11 +105,6 @@ class RunResults:
         return math.isfinite(verified) and verified > claimed * (1 + 1e-9)
 
 
-def lower_is_better(metric: str) -> bool:
-    """Say whether the worst node is the one with the largest value."""
-    return any(word in metric for word in ("loss", "error"))
-
-
 def node_values(row: dict[str, Any], key: str) -> Floats:
     """Return a row's list over nodes; a missing list reads as one nan."""
     values = row.get(key)
@@ -112,9 +113,9 @@ def node_values(row: dict[str, Any], key: str) -> Floats:
     return np.array([as_number(value) for value in values])
 
 
-def worst(metric: str, values: Floats) -> float:
+def worst(values: Floats, lower_is_better: bool) -> float:
     """Return the worst node's value."""
-    return float(values.max() if lower_is_better(metric) else values.min())
+    return float(values.max() if lower_is_better else values.min())
 
 
 def read_many(folders: Sequence[Path]) -> list[RunResults]:
@@ -137,16 +138,25 @@ def read_results(folder: Path, name: str) -> RunResults:
     return RunResults(folder, name, summary, rows, settings, environment, remarks)
 
 
-def shared_metric(runs: Sequence[RunResults]) -> str:
-    """Return the metric that the figures of all runs show: accuracy if every run has it."""
+def shown_metrics(runs: Sequence[RunResults]) -> list[str]:
+    """Return the metrics that figures show.
+
+    One, if all runs have it, accuracy first; otherwise so many that every run has one of them.
+    Empty: nothing was measured.
+    """
     for metric in runs[0].metrics:
         if all(metric in run.metrics for run in runs):
-            return metric
-    listed = "; ".join(f"{run.name}: {', '.join(run.metrics) or 'none'}" for run in runs)
-    raise DataError(
-        f"no metric is shared by all runs ({listed}); a row needs a key such as accuracy{MEAN}, "
-        "and runs of different tasks need a report each"
-    )
+            return [metric]
+    chosen: list[str] = []
+    for run in runs:
+        if run.metrics and not set(chosen) & set(run.metrics):
+            chosen.append(run.metrics[0])
+    return chosen
+
+
+def metric_of(run: RunResults, metrics: Sequence[str]) -> str:
+    """Return the metric that stands for a run among those shown; accuracy if it has none."""
+    return next((metric for metric in metrics if metric in run.metrics), PREFERRED_METRIC)
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:

@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
+from dpcsgp.errors import DpcsgpError
+from dpcsgp.privacy import composed_epsilon, read_ledgers, releases_by_node
+from dpcsgp.records.ending import Ending
 from dpcsgp.report.folders import RunResults
 from dpcsgp.report.formatting import epsilon, significant
 
 Severity = Literal["danger", "caution", "hint"]
+MOST_ACCOUNTED = 4  # runs whose ledgers are accounted for together: it takes a second or two
 SAME_DATA = ("task", "partition", "model", "features", "num_nodes")
 
 
@@ -92,7 +96,9 @@ def _ended_early(run: RunResults) -> Notice | None:
     reason = run.text("stopped_because")
     if run.diverged or run.unfinished or reason in ("", "completed"):
         return None
-    return Notice("caution", "Ended early", f"{reason[0].upper()}{reason[1:]}.")
+    wanted = Ending.of(reason) is Ending.FINISHED_EARLY  # the caller's own rule said so
+    severity: Severity = "hint" if wanted else "caution"
+    return Notice(severity, "Ended early", f"{reason[0].upper()}{reason[1:]}.")
 
 
 def _unstable(run: RunResults) -> Notice | None:
@@ -104,12 +110,12 @@ def _unstable(run: RunResults) -> Notice | None:
     return Notice("caution", "Gossip is not stable", text)
 
 
-def _outside_theorem(run: RunResults) -> Notice | None:
-    if run.summary.get("theorem_satisfied") is not False:
+def _unmeasured(run: RunResults) -> Notice | None:
+    if run.metrics:
         return None
-    text = "The conditions of the convergence theorem do not hold for these settings "
-    text += "(a common case). The accuracy below is measured, not guaranteed."
-    return Notice("caution", "Theorem not satisfied", text)
+    text = "No test data were given, so nobody knows how good the models are. "
+    text += "Give public test data, for example dpcsgp.train(..., test_data=...)."
+    return Notice("caution", "Nothing was measured", text)
 
 
 CHECKS: tuple[Callable[[RunResults], Notice | None], ...] = (
@@ -121,7 +127,7 @@ CHECKS: tuple[Callable[[RunResults], Notice | None], ...] = (
     _unfinished,
     _ended_early,
     _unstable,
-    _outside_theorem,
+    _unmeasured,
 )
 
 
@@ -151,9 +157,28 @@ def _composition(runs: Sequence[RunResults]) -> Notice | None:
     total, delta = (sum(run.number(key) for run in private) for key in ("epsilon", "delta"))
     if len({run.text("neighbouring_relation") for run in private}) > 1 or math.isnan(delta):
         return Notice("hint", "Privacy adds up over runs", text + "their costs add up.")
-    text += f"together they guarantee only ε = {epsilon(total)}, δ = {significant(delta)} "
-    text += "(sums; a joint account may be lower)."
+    joint = _joint_epsilon(private) if len(private) <= MOST_ACCOUNTED else None
+    if joint is not None:
+        largest = max(run.number("delta") for run in private)
+        text += f"together they guarantee ε = {epsilon(joint)}, δ = {significant(largest)} "
+        text += "(from their ledgers, as dpcsgp account computes it)."
+    else:
+        text += f"together they guarantee only ε = {epsilon(total)}, δ = {significant(delta)} "
+        text += "(sums; dpcsgp account computes less from the ledgers)."
     return Notice("hint", "Privacy adds up over runs", text)
+
+
+def _joint_epsilon(runs: Sequence[RunResults]) -> float | None:
+    """Return eps of all runs' releases together, for the node that spent most.
+
+    None: a ledger is missing, damaged, or of another kind.
+    """
+    delta = max(run.number("delta") for run in runs)
+    try:
+        by_node = releases_by_node(read_ledgers([run.path for run in runs]))
+        return max(composed_epsilon(releases, delta) for releases in by_node.values())
+    except (DpcsgpError, ValueError):
+        return None
 
 
 def _same_data(run: RunResults) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dpcsgp.errors import ConfigError
+from dpcsgp.records.names import model_name
 from dpcsgp.report.charts import DETAILED_RUNS, charts
-from dpcsgp.report.folders import RunResults, lower_is_better, read_many, shared_metric
+from dpcsgp.report.folders import RunResults, metric_of, read_many, shown_metrics
 from dpcsgp.report.formatting import (
     DASH,
     duration,
@@ -34,6 +35,7 @@ from dpcsgp.report.page_tables import (
 )
 from dpcsgp.report.palette import COLOURS, colour_name, marker_sign
 from dpcsgp.report.party_part import contribution_table, is_party, rounds_done
+from dpcsgp.report.verdict import verdict
 
 FILE_NAME = "report.html"
 
@@ -85,20 +87,21 @@ def render(runs: Sequence[RunResults]) -> str:
 
 
 def _context(runs: Sequence[RunResults]) -> dict[str, Any]:
-    metric = shared_metric(runs)
-    drawn = charts(runs, metric)
+    metrics = shown_metrics(runs)
+    drawn = charts(runs, metrics)
     alone = len(runs) == 1
-    headlines = _headlines_of_one(runs[0], metric) if alone else _headlines_of_many(runs, metric)
+    first = metric_of(runs[0], metrics)
+    headlines = _headlines_of_one(runs[0], first) if alone else _headlines_of_many(runs, metrics)
     return {
         "title": _title(runs),
         "subtitle": _subtitle(runs),
+        "verdict": verdict(runs, metrics),
         "headlines": headlines,
         "notices": notices(runs),
         "charts": [(chart, Markup(chart.svg)) for chart in drawn],
-        "runs": [_run(index, run, metric) for index, run in enumerate(runs)],
+        "runs": [_run(index, run, metric_of(run, metrics)) for index, run in enumerate(runs)],
         "detailed": len(runs) <= DETAILED_RUNS,
-        "metric": metric.replace("_", " "),
-        "comparison": comparison(runs, metric),
+        "comparison": comparison(runs, metrics),
         "differing": {} if alone else differing_settings(runs),
         "palette": [(colour_name(index), *pair) for index, pair in enumerate(COLOURS)],
     }
@@ -122,8 +125,9 @@ def _subtitle(runs: Sequence[RunResults]) -> str:
         ("steps", "{} steps"),
     ):
         values = {run.text(key) for run in runs}
-        if len(values) == 1 and (value := values.pop()):
-            parts.append(pattern.format(value.replace("_", " ")))
+        # "own" says nothing: model and data are the caller's.
+        if len(values) == 1 and (value := values.pop()) and value != "own":
+            parts.append(pattern.format(model_name(value).replace("_", " ")))
     return " · ".join(parts)
 
 
@@ -188,9 +192,7 @@ def _colluders(run: RunResults) -> str:
     return f" · against any {colluders} colluders, {alone} if all others collude"
 
 
-def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline]:
-    name = metric.replace("_", " ")
-    pick = min if lower_is_better(metric) else max
+def _headlines_of_many(runs: Sequence[RunResults], metrics: Sequence[str]) -> list[Headline]:
     private = sum(run.summary["private"] for run in runs)
     sent = [run.number("bytes_per_edge") for run in runs]
     sent = [value for value in sent if math.isfinite(value)]
@@ -198,17 +200,7 @@ def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline
     epsilons = [run.number("epsilon") for run in runs]
     known = [-math.inf if math.isnan(value) else value for value in epsilons]
     spent = runs[known.index(max(known))]
-    # the best run by mean and by worst node, which need not be the same
-    headlines = []
-    for title, of in (
-        (f"Best {name}, node mean", lambda run: final_score(run, metric, "_node_mean")),
-        ("Best worst node", lambda run: worst_score(run, metric)),
-    ):
-        known = [run for run in runs if math.isfinite(of(run))]
-        best = pick(known, key=of) if known else None
-        headlines.append(
-            Headline(title, score(metric, of(best)), best.name) if best else Headline(title, DASH)
-        )
+    headlines = [headline for metric in metrics for headline in _best(runs, metric, metrics)]
     between = _range(sent) if sent else DASH
     return [
         *headlines,
@@ -225,6 +217,28 @@ def _headlines_of_many(runs: Sequence[RunResults], metric: str) -> list[Headline
             "good" if private == len(runs) else "bad",
         ),
     ]
+
+
+def _best(runs: Sequence[RunResults], metric: str, metrics: Sequence[str]) -> list[Headline]:
+    """Return the best run by mean and, where one metric is shown, by worst node."""
+
+    def mean(run: RunResults) -> float:
+        return final_score(run, metric, "_node_mean")
+
+    def least(run: RunResults) -> float:
+        return worst_score(run, metric)
+
+    asked = [(f"Best {metric.replace('_', ' ')}, node mean", mean)]
+    asked += [("Best worst node", least)] if len(metrics) == 1 else []
+    headlines = []
+    for title, of in asked:
+        known = [run for run in runs if math.isfinite(of(run))]
+        pick = min if known and known[0].lower_is_better(metric) else max
+        best = pick(known, key=of) if known else None
+        headlines.append(
+            Headline(title, score(metric, of(best)), best.name) if best else Headline(title, DASH)
+        )
+    return headlines
 
 
 def _range(sent: Sequence[float]) -> str:
@@ -268,13 +282,15 @@ def _run(index: int, run: RunResults, metric: str) -> dict[str, Any]:
 def _facts(run: RunResults) -> dict[str, str]:
     """Return the lines above the account of the nodes."""
     satisfied = run.summary.get("theorem_satisfied")
-    conditions = DASH if satisfied is None else ("hold" if satisfied else "do not hold")
+    conditions = "does not speak of this run"
+    if satisfied is not None:
+        conditions = "holds for these settings" if satisfied else "asks for milder compression"
     return {
         "Neighbouring relation": _relation(run),
         "Verified ε": f"{epsilon(run.number('epsilon'))} at δ = {significant(run.number('delta'))}",
         "Claimed ε": significant(run.number("epsilon_claimed")),
         "Mixing rate": significant(run.number("mixing_rate")),
         "Mixing radius": significant(run.number("mixing_radius")),
-        "Theorem's conditions": conditions,
+        "The paper's theorem": conditions,
         "Ended": run.text("stopped_because") or DASH,
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from dpcsgp.report.folders import RunResults, node_values, worst
+from dpcsgp.report.folders import RunResults, metric_of, node_values, worst
 from dpcsgp.report.formatting import (
     DASH,
     as_number,
@@ -52,54 +52,52 @@ class Table:
 Spell = Callable[[float], str]
 
 
-def comparison(runs: Sequence[RunResults], metric: str) -> Table:
-    """Put the runs side by side."""
-    name = metric.replace("_", " ").capitalize()
-    columns = ("Run", "Method", "Compression", f"{name}, node mean", "Worst node", "Average model")
-    columns += (
-        "Verified ε",
-        "Claimed ε",
-        "ε if all collude",
-        "MB per edge",
-        "Private",
-        "Steps",
-        "MB per node",
-    )
-    columns += ("Paper's Mbit per edge", "Disagreement", "Time", "Graph", "Ended")
-    rows = tuple(_comparison_row(index, run, metric) for index, run in enumerate(runs))
-    return Table(columns, rows)
+# Shown only where they differ between runs: a table that is too wide is cut off.
+_IF_DIFFERENT = ("Compression", "Claimed ε", "Steps", "MB per node", "Graph", "Ended")
 
 
-def _comparison_row(index: int, run: RunResults, metric: str) -> tuple[TableCell, ...]:
+def comparison(runs: Sequence[RunResults], metrics: Sequence[str]) -> Table:
+    """Put the runs side by side; each with the first of the metrics that it has."""
+    rows = [_comparison_row(index, run, metrics) for index, run in enumerate(runs)]
+    left_out = {name for name in _IF_DIFFERENT if len({row[name].text for row in rows}) < 2}
+    if all(row["ε if all collude"].text == row["Verified ε"].text for row in rows):
+        left_out.add("ε if all collude")
+    columns = tuple(name for name in rows[0] if name not in left_out)
+    return Table(columns, tuple(tuple(row[name] for name in columns) for row in rows))
+
+
+def _comparison_row(index: int, run: RunResults, metrics: Sequence[str]) -> dict[str, TableCell]:
+    metric = metric_of(run, metrics)
+    result = metric.replace("_", " ").capitalize() if len(metrics) == 1 else "Result"
+
     def number(key: str, spell: Spell = significant, unit: float = 1.0) -> TableCell:
         value = run.number(key) / unit
         return TableCell.of(value, spell(value))
 
-    def scored(value: float) -> TableCell:
-        return TableCell.of(value, score(metric, value))
+    def scored(value: float, named: bool = False) -> TableCell:
+        name = f" {metric.replace('_', ' ')}" if named and len(metrics) > 1 else ""
+        return TableCell.of(value, score(metric, value) + name)
 
-    # in the order of the columns above
     private = run.summary["private"]
-    return (
-        TableCell(f"{index + 1} · {run.name}", index + 1.0),
-        TableCell.word(run.text("algorithm")),
-        TableCell.word(run.text("compression")),
-        scored(final_score(run, metric, "_node_mean")),
-        scored(worst_score(run, metric)),
-        scored(final_score(run, metric, "_average_model")),
-        number("epsilon", epsilon),
-        number("epsilon_claimed"),
-        TableCell.of(run.epsilon_all_collude, epsilon(run.epsilon_all_collude)),
-        number("bytes_per_edge", significant, 1e6),
-        TableCell("yes" if private else "no", float(private)),
-        number("steps", lambda value: significant(value, 9)),
-        number("bytes_sent_per_node", significant, 1e6),
-        number("bits_paper", significant, 1e6),
-        number("disagreement"),
-        number("seconds", duration),
-        TableCell.word(run.text("graph").replace("_", " ")),
-        TableCell.word(run.text("stopped_because").partition(":")[0]),
-    )
+    return {
+        "Run": TableCell(f"{index + 1} · {run.name}", index + 1.0),
+        "Method": TableCell.word(run.text("algorithm")),
+        "Compression": TableCell.word(run.text("compression")),
+        f"{result}, node mean": scored(final_score(run, metric, "_node_mean"), named=True),
+        "Worst node": scored(worst_score(run, metric)),
+        "Average model": scored(final_score(run, metric, "_average_model")),
+        "Verified ε": number("epsilon", epsilon),
+        "Claimed ε": number("epsilon_claimed"),
+        "ε if all collude": TableCell.of(run.epsilon_all_collude, epsilon(run.epsilon_all_collude)),
+        "Private": TableCell("yes" if private else "no", float(private)),
+        "MB per edge": number("bytes_per_edge", significant, 1e6),
+        "MB per node": number("bytes_sent_per_node", significant, 1e6),
+        "Steps": number("steps", lambda value: significant(value, 9)),
+        "Disagreement": number("disagreement"),
+        "Time": number("seconds", duration),
+        "Graph": TableCell.word(run.text("graph").replace("_", " ")),
+        "Ended": TableCell.word(run.text("stopped_because").partition(":")[0]),
+    }
 
 
 def final_score(run: RunResults, metric: str, ending: str) -> float:
@@ -112,8 +110,9 @@ def worst_score(run: RunResults, metric: str) -> float:
     """Return the worst node's value at the end."""
     values = node_values(run.last, f"{metric}_nodes")
     if math.isnan(values[0]) and values.size == 1:
-        return run.number(f"{metric}_node_min")
-    return worst(metric, values)
+        ending = "_node_worst" if run.lower_is_better(metric) else "_node_min"
+        return run.number(f"{metric}{ending}")
+    return worst(values, run.lower_is_better(metric))
 
 
 def account(run: RunResults, metric: str) -> Table:

@@ -12,6 +12,7 @@ from typing import Any, final
 
 from dpcsgp.config import Config
 from dpcsgp.records.metrics import usual_direction
+from dpcsgp.records.names import model_name
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.node_noise import average_noise
 from dpcsgp.training import Progress, Run
@@ -132,11 +133,13 @@ def plan_rows(design: RunDesign) -> dict[str, str]:
     # One number where all nodes have the same, otherwise the smallest and the largest.
     noise = sorted(set(mechanism.noise_multipliers))
     batches = sorted(set(mechanism.expected_batch_sizes))
-    graph = f"graph {config.graph.name}, partition {config.task.partition}"
-    size = f"features {config.task.features} ({design.dim:,} coordinates)"
+    own = config.task.name == "own"
+    model, size = model_name(config.task.model), f"{design.dim:,} coordinates"
+    named = f"{config.task.name}, {model}, features {config.task.features} ({size})"
+    partition = "" if own else f", partition {config.task.partition}"
     rows = {
-        "task": f"{config.task.name}, {config.task.model}, {size}",
-        "nodes": f"{design.topology.num_nodes}, {graph}",
+        "task": f"your own data, {model} ({size})" if own else named,
+        "nodes": f"{design.topology.num_nodes}, graph {config.graph.name}{partition}",
         "method": _method(config),
         "mixing rate": _mixing(design),
         "noise": f"{config.privacy.noise}, multiplier {_range(noise)}, "

@@ -1,0 +1,12 @@
+"""How things of a run are named for people; files keep the names that programs compare."""
+
+from __future__ import annotations
+
+
+def model_name(model: str) -> str:
+    """Return a model's name without the digests that a model of one's own carries.
+
+    >>> model_name("own:Sequential:cf787f4b:1271cf25"), model_name("mlp:128")
+    ('Sequential', 'mlp:128')
+    """
+    return model.split(":")[1] if model.startswith("own:") and model.count(":") >= 3 else model
