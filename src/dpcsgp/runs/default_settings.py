@@ -124,9 +124,7 @@ def averaged_noise(config: Config, num_examples: Sequence[int]) -> float:
     """
     mechanism = build_mechanism(config, num_examples)
     weights = node_weights(config, num_examples) or (1.0,) * len(num_examples)
-    parts = [
-        weight * noise for weight, noise in zip(weights, _node_noise(mechanism), strict=True)
-    ]
+    parts = [weight * noise for weight, noise in zip(weights, _node_noise(mechanism), strict=True)]
     if config.method.sends:
         return math.hypot(*parts) / len(parts)
     return math.sqrt(sum(part**2 for part in parts) / sum(total > 0 for total in num_examples))
