@@ -36,7 +36,7 @@ from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
 from dpcsgp.runs.default_settings import with_defaults
 from dpcsgp.runs.design import design_run
-from dpcsgp.runs.facts import declared_facts
+from dpcsgp.runs.facts import declared_facts, write_own_facts
 from dpcsgp.runs.folder import (
     ResultsFolder,
     new_folder,
@@ -237,6 +237,7 @@ def train(
 
     def start(folder: Path) -> Callable[[dict[str, Any]], None]:
         write_classes(folder, data.classes)
+        write_own_facts(folder, design.dim, data.facts.num_examples)
         remember(digests, folder)
         return watch
 

@@ -75,7 +75,7 @@ def measure_passes(
     rows = _MORE
     if more < _SLOW:  # without the watch, and with more rows until the clock sees them
         few, more = _seconds(one_pass(_FEW)), _seconds(one_pass(rows))
-        while more < _LONG_ENOUGH and rows < _MOST:
+        while more < _LONG_ENOUGH and 4 * rows <= _MOST:
             rows *= 4
             more = _seconds(one_pass(rows))
         per_row = max((more - few) / (rows - _FEW), more / rows / 2)

@@ -41,7 +41,7 @@ _DIGITS_TEST: Final = 297  # test examples of scikit-learn's digits
 _VECTORS: Final = 6
 _COPIES_OF_DATA: Final = 2
 _COPIES_OF_BATCH: Final = 3
-_SETS_OF_ROWS: Final = 6
+_SETS_OF_ROWS: Final = 5
 
 
 @final
