@@ -30,8 +30,9 @@ from dpcsgp.modes import uncompiled
 from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
+from dpcsgp.runs.default_settings import with_defaults
 from dpcsgp.runs.design import design_run
-from dpcsgp.runs.facts import declared_facts
+from dpcsgp.runs.facts import declared_facts, write_own_facts
 from dpcsgp.runs.folder import (
     ResultsFolder,
     new_folder,
@@ -163,6 +164,9 @@ def train(
             collate,
             units,
         )
+        whole = with_defaults(
+            whole, module, data.facts.num_examples, classes=loss == "cross_entropy", started=started
+        )
         data.connect(module)
         data = data.with_accuracy(module)
         with script_words():
@@ -182,6 +186,7 @@ def train(
 
     def start(folder: Path) -> Callable[[dict[str, Any]], None]:
         write_classes(folder, data.classes)
+        write_own_facts(folder, design.dim, data.facts.num_examples)
         remember(digests, folder)
         return watch
 

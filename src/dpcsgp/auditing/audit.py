@@ -11,6 +11,7 @@ whatever the attacker tried.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, cast, final
 
@@ -83,7 +84,11 @@ class Audit:
 
 
 def audit(
-    config: Config, trials: int = TRIALS, fault: str | None = None, draws: int = DRAWS
+    config: Config,
+    trials: int = TRIALS,
+    fault: str | None = None,
+    draws: int = DRAWS,
+    sizes: Sequence[int] | None = None,
 ) -> Audit:
     """Attack the messages of `trials` victims, then draw the mechanism `draws` times.
 
@@ -91,14 +96,14 @@ def audit(
     draws are held against the law that the mechanism states.
 
     With `privacy.seed` the audit is repeatable; without it, it uses the same fresh secret noise as
-    a real run.
+    a real run. `sizes` are the declared examples of the nodes of an own run.
     """
     if trials < FEWEST_TRIALS:
         raise ConfigError(
             f"--trials {trials}: expected at least {FEWEST_TRIALS}; the default is {TRIALS}"
         )
     started = time.monotonic()
-    setting = Setting.of(config)
+    setting = Setting.of(config, sizes)
     check_fault(fault, setting.mechanism)
     mechanism = audit_mechanism(setting, draws, fault)
     # trials run side by side in batches, every other one with the canary

@@ -69,8 +69,12 @@ class Setting:
     stated_batch: tuple[int, int]  # expected batch size and number of examples of the run itself
 
     @classmethod
-    def of(cls, config: Config) -> Setting:
-        """Take the first node's promise; long runs are audited over their first steps."""
+    def of(cls, config: Config, sizes: Sequence[int] | None = None) -> Setting:
+        """Take the first node's promise; long runs are audited over their first steps.
+
+        `sizes` are the declared examples of all nodes where no catalogue has them; the first node
+        with examples is then the one.
+        """
         if not config.method.sends:
             raise ConfigError(
                 f"algorithm.name = '{config.algorithm.name}': sends no messages, so there is no "
@@ -81,20 +85,22 @@ class Setting:
                 "privacy.noise = 'none': nothing is promised, so there is nothing to audit"
             )
         # one victim with the noise and the rate of the first node, but fewer examples
-        num_examples = declared_examples(config)
-        whole = build_mechanism(config, [num_examples] * config.graph.num_nodes)
-        stated = (whole.expected_batch_sizes[0], num_examples)
+        if sizes is None:
+            sizes = [declared_examples(config)] * config.graph.num_nodes
+        node = next(node for node, size in enumerate(sizes) if size)
+        whole = build_mechanism(config, sizes)
+        stated = (whole.expected_batch_sizes[node], sizes[node])
         batch, total = _smaller(*stated)
         mechanism = replace(
             whole,
-            noise_multipliers=whole.noise_multipliers[:1],
+            noise_multipliers=(whole.noise_multipliers[node],),
             expected_batch_sizes=(batch,),
             num_examples=(total,),
         )
         mechanism = _share(config, mechanism)
         dim = max(DIM, config.num_blocks)
         steps = min(config.algorithm.steps, MOST_STEPS)
-        delta = per_node(config.privacy.delta, config.graph.num_nodes)[0]
+        delta = per_node(config.privacy.delta, config.graph.num_nodes)[node]
         algorithm = _algorithm(config, dim)
         return cls(config, mechanism.event(0), steps, delta, mechanism, algorithm, dim, stated)
 

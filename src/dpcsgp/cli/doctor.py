@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcsgp.cli.options import AsJson, ConfigFile, Settings, as_settings
+from dpcsgp.cli.options import AsJson, RunOrFile, Settings, as_settings, settings_file
 from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Sweep = Annotated[bool, typer.Option("--sweep", help="Table of many compressors 
 
 
 def doctor(
-    config_file: ConfigFile = None,
+    config_file: RunOrFile = None,
     settings: Settings = None,
     graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
@@ -70,8 +70,9 @@ def doctor(
         "compression.spec": compressor,
         "algorithm.mixing_rate": mixing_rate,
     }
-    config = load_config(config_file, [*(settings or []), *as_settings(shortcuts)])
-    dim, examples = _size(config, dim)
+    file = settings_file(config_file)
+    config = load_config(file, [*(settings or []), *as_settings(shortcuts)])
+    dim, examples = _size(config, dim, file.parent if file is not None else Path())
     found = diagnose(config, dim, examples)
     rows = sweep_graph(found.topology, dim) if sweep else []
     if figure is not None:
@@ -95,12 +96,20 @@ def _draw(path: Path, found: Diagnosis) -> None:
     write_radius_figure(path, _title(found.topology, found.dim), *curves)
 
 
-def _size(config: Any, dim: int | None) -> tuple[int, int]:
-    """Return the number of coordinates and of examples per node, from declared shapes."""
+def _size(config: Any, dim: int | None, folder: Path) -> tuple[int, int]:
+    """Return the number of coordinates and of examples per node, from declared shapes.
+
+    Those of a model of one's own are in the folder of its run.
+    """
     from dpcsgp.parameters import ParameterLayout
     from dpcsgp.planning import declared_facts
+    from dpcsgp.runs.facts import OwnFacts
     from dpcsgp.tasks import build_model
 
+    if config.task.name == "own":
+        own = OwnFacts.read(folder)
+        smallest = min(size for size in own.num_examples if size)
+        return own.num_coordinates if dim is None else dim, smallest
     # From the catalogue: no data file is opened.
     facts = declared_facts(config)
     if dim is None:
