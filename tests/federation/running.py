@@ -29,7 +29,8 @@ from dpcsgp.federation.founding import Plan, found
 from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_network import PartyNetwork
-from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_folder, run_party
+from dpcsgp.federation.party_request import PartyRequest, as_leaver
+from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import finished_summary, latest_place
 from dpcsgp.network import Simulator
@@ -93,21 +94,22 @@ def results_of(root: Path, node: int) -> Path:
 def take_part(root: str, node: int, seed: int | None, pause: float) -> None:
     """Be one party until the end; the exit code is that of the command."""
     torch.set_num_threads(1)
-    _quicken()
+    quicken()
     tap(Path(root) / f"tap-{node}")
     request = request_of(Path(root), node, seed=seed)
+    request = as_leaver(request)
     prepared, results = prepare_party(request), results_folder(request)
-    if finished_summary(results) is None:
+    if finished_summary(results, request.roster) is None:
         slowly = Hooks(on_start=lambda folder: lambda row: time.sleep(pause))
         os._exit(run_party(prepared, results, slowly).progress.ending.exit_code)
 
 
-def _quicken() -> None:
+def quicken() -> None:
     """Give lines short limits, so that tests need not wait."""
 
     class Quick(PartyNetwork):
-        def __init__(self, *words: Any) -> None:
-            super().__init__(*words, timing=QUICK)
+        def __init__(self, *words: Any, **more: Any) -> None:
+            super().__init__(*words, timing=QUICK, **more)
 
     party_run.PartyNetwork = Quick  # type: ignore[misc]
 

@@ -12,108 +12,69 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 
-from torch import nn
-
-from dpcsgp.config import Config, change_config
 from dpcsgp.errors import ConfigError, WaitStoppedError
-from dpcsgp.federation.agreement import Agreement, examine
+from dpcsgp.federation.agreement import examine
 from dpcsgp.federation.consent import require_consent
 from dpcsgp.federation.contributions import contributions
-from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples, load_own_data
-from dpcsgp.federation.party_folder import PartyFolder
+from dpcsgp.federation.party_data import load_own_data
 from dpcsgp.federation.party_network import PartyNetwork
+from dpcsgp.federation.party_request import PartyRequest, PreparedParty, leaves
 from dpcsgp.federation.party_status import StatusKeeper
-from dpcsgp.federation.peers import Peer, Self
+from dpcsgp.federation.peers import Self
 from dpcsgp.federation.roster import Roster
-from dpcsgp.federation.run_place import JOURNAL, STATUS, open_place
+from dpcsgp.federation.rounds import Rounds
+from dpcsgp.federation.run_place import (
+    JOURNAL,
+    STATUS,
+    home_of,
+    open_place,
+    previous_roster,
+)
+from dpcsgp.federation.succession import (
+    archives_of,
+    check_own_history,
+    over_here,
+    peers_of,
+    refuse_later_frames,
+    refuse_wrong_history,
+    told_before,
+)
+from dpcsgp.federation.version_start import (
+    begin_version,
+    book_lost,
+    keep_start,
+    starts_of,
+)
+from dpcsgp.records.checkpoint import Checkpoint
 from dpcsgp.records.ending import Ending
 from dpcsgp.runs.build import build_run
-from dpcsgp.runs.data import RunData
-from dpcsgp.runs.design import RunDesign, check_device
+from dpcsgp.runs.design import check_device
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.summary import summarise
 from dpcsgp.runs.wording import first_metric, standing, standing_at
 from dpcsgp.runtime.reporting import ShowStanding
-from dpcsgp.runtime.session import NO_HOOKS, Hooks, Outcome, newest_checkpoint, write_page
+from dpcsgp.runtime.session import NO_HOOKS, Hooks, OnRow, Outcome, newest_checkpoint, write_page
 from dpcsgp.runtime.signals import StopSignal
 from dpcsgp.training import Progress, Run, train
 
 PHASE_OF_ENDING: Final = {Ending.COMPLETED: "ended", Ending.INTERRUPTED: "interrupted"}
 
 
-@final
-@dataclass(frozen=True)
-class PartyRequest:
-    """What one party wants to run.
-
-    Attributes:
-        party: its folder.
-        roster: what all agreed on.
-        examples: its own examples; none for a data set that everybody has.
-        out: the results folder; None: inside of the party's folder.
-        listen: HOST:PORT to listen on; None: the address of its card.
-        device: where gradients are computed.
-        seed: of private noise, for experiments: the run is then not private.
-        patience: seconds without a sign of life after which a wait fails; None: wait for ever.
-        model: at its start, where it is not one of the package's.
-    """
-
-    party: PartyFolder
-    roster: Roster
-    examples: OwnExamples = NO_EXAMPLES
-    out: Path | None = None
-    listen: str | None = None
-    device: str = "cpu"
-    seed: int | None = None
-    patience: float | None = None
-    model: nn.Module | None = None
-
-    @property
-    def node(self) -> int:
-        """The party's node."""
-        return self.roster.node_of(self.party.name)
-
-    def config(self) -> Config:
-        """Return the roster's settings with those of this machine."""
-        local: dict[str, Any] = {"run.device": self.device}
-        if self.seed is not None:
-            local["privacy.seed"] = self.seed
-        return change_config(self.roster.config, local)
-
-
-@final
-@dataclass(frozen=True)
-class PreparedParty:
-    """A request that was checked: consent, roster, data. Nothing was spent or written."""
-
-    request: PartyRequest
-    agreement: Agreement
-    design: RunDesign
-    data: RunData
-
-    @property
-    def rounds(self) -> int:
-        """Exchanges of the whole plan, polishing included."""
-        return self.design.rounds + self.design.config.algorithm.polish_rounds
-
-    def size_of_round(self, round_: int) -> int:
-        """Return the public size of every frame of a round in bytes; 0: no such round."""
-        design = self.design
-        method = design.algorithm if round_ < design.rounds else design.polish
-        # Blocks take turns: sizes repeat after all of them.
-        turn = round_ % design.config.num_blocks
-        size = method.wire_bytes(design.dim, turn + 1) - method.wire_bytes(design.dim, turn)
-        return size if round_ < self.rounds else 0
-
-
 def prepare_party(request: PartyRequest, hooks: Hooks = NO_HOOKS) -> PreparedParty:
-    """Check consent, roster and data.
+    """Check consent, roster, its history, and data.
 
     Raises:
         ConfigError: the party has not approved this roster, it is over, or cannot be run.
         DataError: the data are not those that the roster speaks of.
     """
     require_consent(request.party, request.roster)
+    if request.until is None:
+        refuse_wrong_history(request.party, request.roster, request.out, request.model)
+    return _prepared(request, hooks)
+
+
+def _prepared(request: PartyRequest, hooks: Hooks) -> PreparedParty:
+    """Check roster and data; whoever asks has seen to consent."""
     refuse_unsupported(request.roster)
     config = request.config()
     check_device(config.run.device)
@@ -133,24 +94,66 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
         folder: from `results_folder`, which refuses a second folder for one roster.
         hooks: what the caller adds.
     """
-    reporter, roster, node = hooks.reporter, prepared.request.roster, prepared.request.node
+    reporter = hooks.reporter
     reporter.plan(prepared.design)
     on_row = hooks.on_start(folder.path)
-    with closing(open_network(prepared, folder.path / JOURNAL)) as network:
+    # A version before this one comes first, as far as it goes.
+    outcome = _finish_previous(prepared, folder, hooks, on_row)
+    if outcome is None:
+        outcome = _run_version(prepared, folder, hooks, on_row)
+    # Without public test data nothing is measured, and there is nothing to draw.
+    measured, _ = first_metric(outcome.run.recorder.rows[-1])
+    page = write_page(folder.path) if hooks.write_page and measured else None
+    reporter.outcome(outcome.summary, folder.path, page)
+    return outcome
+
+
+def _run_version(
+    prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks, on_row: OnRow
+) -> Outcome:
+    """Run one version of the roster to its end, or until the next one begins."""
+    reporter, roster, node = hooks.reporter, prepared.request.roster, prepared.request.node
+    book_lost(folder, roster, node, prepared.design.config)
+    with closing(open_network(prepared, folder.path)) as network:
         keeper = StatusKeeper(folder.path / STATUS, roster, network, node, prepared.rounds)
         with keeper, StopSignal(_stopper(reporter.say, network), hooks.should_stop) as stop:
             run = _built(prepared, network, folder, on_row)
             with closing(run.gradients.ledger), reporter.progress() as show:
-                progress = _to_the_end(run, network, keeper, stop, show)
+                progress = _to_the_end(prepared, folder, run, network, keeper, stop, show)
                 summary = _write_results(prepared, folder, run, progress)
                 if summary["handed_over"]:
                     run.gradients.forget_all()
             keeper.phase = PHASE_OF_ENDING.get(progress.ending, "failed")
-    # Without public test data nothing is measured, and there is nothing to draw.
-    measured, _ = first_metric(run.recorder.rows[-1])
-    page = write_page(folder.path) if hooks.write_page and measured else None
-    reporter.outcome(summary, folder.path, page)
     return Outcome(summary, run, progress, folder.path, stop.asked)
+
+
+def _finish_previous(
+    prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks, on_row: OnRow
+) -> Outcome | None:
+    """Bring the version before this one to its end, and keep the model that this one begins with.
+
+    Returns:
+        None if this version can begin; otherwise why the one before ended too early.
+    """
+    request = prepared.request
+    roster, name = request.roster, request.party.name
+    starts = starts_of(folder, roster, prepared.design.config)
+    if not roster.history or starts.complete_steps():
+        return None
+    check_own_history(folder.path, roster, name)
+    if name in roster.newcomers:
+        return None
+    before = previous_roster(request.party, roster, folder.path)
+    assert before is not None  # `refuse_wrong_history`, before a folder was made
+    old = _prepared(replace(request, roster=before, until=roster), hooks)
+    place = open_place(request.party, before, folder.path, old.design.config)
+    outcome = _run_version(old, place, hooks, on_row)
+    progress, cut = outcome.progress, roster.history[-1].cut
+    reached = progress.state.step >= old.rounds.last_step
+    if outcome.stop_asked or progress.ending is Ending.DIVERGED or not (reached or cut):
+        return outcome
+    keep_start(starts, roster, outcome.run.algorithm.model(progress.state), progress, outcome.run)
+    return None
 
 
 def results_folder(request: PartyRequest) -> ResultsFolder:
@@ -158,18 +161,20 @@ def results_folder(request: PartyRequest) -> ResultsFolder:
     return open_place(request.party, request.roster, request.out, request.config())
 
 
-def open_network(prepared: PreparedParty, journal: Path) -> PartyNetwork:
-    """Open the journal and begin to listen and to call."""
-    request = prepared.request
+def open_network(prepared: PreparedParty, results: Path) -> PartyNetwork:
+    """Open the journal and begin to listen and to call; earlier versions still answer."""
+    request, rounds = prepared.request, prepared.rounds
     return PartyNetwork(
         own_end(request),
         peers_of(request.roster),
         request.roster.topology,
         bytes.fromhex(request.roster.fingerprint),
-        journal,
-        prepared.size_of_round,
+        home_of(results, request.roster) / JOURNAL,
+        rounds.size_of_frame,
         prepared.design.config.algorithm.steps,
         request.patience,
+        archives=archives_of(request.party, rounds, results, request.model),
+        over=over_here(request.roster),
     )
 
 
@@ -179,14 +184,6 @@ def own_end(request: PartyRequest) -> Self:
     listen = None if card.address is None else request.listen or card.address
     certificate = card.certificate_pem.encode()
     return Self(request.node, card.name, request.party.key_pem(), certificate, listen)
-
-
-def peers_of(roster: Roster) -> list[Peer]:
-    """Return all parties as others see them."""
-    return [
-        Peer(node, card.name, card.certificate_pem.encode(), card.address)
-        for node, card in enumerate(roster.parties)
-    ]
 
 
 def refuse_unsupported(roster: Roster) -> None:
@@ -203,6 +200,13 @@ def refuse_unsupported(roster: Roster) -> None:
             'algorithm.block_order = "random": parties need to know the size of every message '
             'beforehand; have a roster made with algorithm.block_order = "round-robin"'
         )
+
+
+def _checkpoint_before(run: Run, rounds: Rounds) -> Checkpoint | None:
+    """Return the newest checkpoint from which the last step of this version can be reached."""
+    assert run.checkpoints is not None
+    steps = [s for s in run.checkpoints.complete_steps() if s <= rounds.last_step]
+    return run.checkpoints.load(steps[-1]) if rounds.until and steps else newest_checkpoint(run)
 
 
 def _stopper(say: Callable[[str], None], network: PartyNetwork) -> Callable[[str], None]:
@@ -230,18 +234,25 @@ def _built(
         keep_all_releases=True,
         on_row=on_row,
     )
-    every = prepared.design.config.algorithm.gossip_every
+    every, shift = prepared.design.config.algorithm.gossip_every, prepared.rounds.shift
     return replace(
         run,
         hosts_all=False,
-        on_saved=lambda oldest: network.forget_before(oldest // every),
+        on_saved=lambda oldest: network.forget_before(oldest // every - shift),
     )
 
 
 def _to_the_end(
-    run: Run, network: PartyNetwork, keeper: StatusKeeper, stop: StopSignal, show: ShowStanding
+    prepared: PreparedParty,
+    folder: ResultsFolder,
+    run: Run,
+    network: PartyNetwork,
+    keeper: StatusKeeper,
+    stop: StopSignal,
+    show: ShowStanding,
 ) -> Progress:
     """Train, then stay until every receiver has all messages."""
+    request, rounds = prepared.request, prepared.rounds
 
     def watch(progress: Progress) -> None:
         keeper.standing = standing(run, progress)
@@ -253,8 +264,20 @@ def _to_the_end(
             show(replace(keeper.standing, waiting_for=names))
 
     keeper.on_wait = say_wait
-    checkpoint = newest_checkpoint(run)
-    progress = train(run, watch, _Gate(run, network, stop, keeper), checkpoint)
+    if request.roster.history:
+        keeper.phase = "beginning the version"
+        starts = starts_of(folder, request.roster, prepared.design.config)
+        stopped = begin_version(run, network, rounds, request.party.name, starts, keeper)
+        if stopped is not None:
+            return stopped
+    gate = _Gate(run, network, stop, keeper, rounds)
+    if request.until is not None and request.until.history[-1].cut:
+        refuse_later_frames(network, rounds)
+        network.stop()  # what is there is used, and nothing is waited for
+    progress = train(run, watch, gate, _checkpoint_before(run, rounds))
+    if leaves(request) and progress.state.step == rounds.last_step:
+        progress.ending = Ending.COMPLETED
+        progress.detail = f": left after round {rounds.end}, as the roster says"
     if progress.ending is Ending.COMPLETED:
         keeper.phase = "handing over"
         try:
@@ -278,10 +301,16 @@ class _Gate:
     network: PartyNetwork
     stop: StopSignal
     keeper: StatusKeeper
+    rounds: Rounds
     met: bool = False
 
     def __call__(self, step: int) -> bool:
-        kept = self.run.gradients.kept
+        kept, until = self.run.gradients.kept, self.rounds.until
+        if until is not None:
+            # The next version begins here, or wherever nothing released is left to be used.
+            used_up = kept is not None and step not in kept.steps_from(step)
+            if step >= self.rounds.last_step or (until.history[-1].cut and used_up):
+                return True
         if not self.met and kept is not None and not kept.steps_from(step):
             if self.keeper.standing is None:
                 self.keeper.standing = standing_at(self.run, step)
@@ -298,16 +327,22 @@ def _write_results(
     """Write the own model, then the summary, which says who contributed."""
     models_ND = run.algorithm.model(progress.state)
     folder.write_model(None, models_ND, run.network.nodes)
-    summary = {**summarise(prepared.design, run, progress), **_own_part(prepared, run, progress)}
+    own = _own_part(prepared, run, progress, told_before(folder.path, prepared.request.roster))
+    summary = {**summarise(prepared.design, run, progress), **own}
     folder.write_summary(summary)
     return summary
 
 
-def _own_part(prepared: PreparedParty, run: Run, progress: Progress) -> dict[str, Any]:
+def _own_part(
+    prepared: PreparedParty, run: Run, progress: Progress, earlier: list[dict[str, Any]]
+) -> dict[str, Any]:
     """Return what a party's summary has beside that of a run: its own promise, and the others."""
     roster, node = prepared.request.roster, prepared.request.node
     promise = roster.parties[node].promised
-    heard = contributions(roster, node, run.network.traffic.rounds, prepared.rounds)
+    rounds = prepared.rounds
+    made = rounds.made(run.network.traffic.rounds)
+    heard = contributions(roster, node, made, rounds.end, rounds.first)
+    parts = [asdict(each) for each in heard]
     return {
         "party": roster.parties[node].name,
         "node": node,
@@ -316,9 +351,19 @@ def _own_part(prepared: PreparedParty, run: Run, progress: Progress) -> dict[str
         "fingerprint": roster.fingerprint,
         "epsilon_claimed": promise.epsilon,
         "delta": promise.delta,
-        "rounds": run.network.traffic.rounds,
-        "rounds_planned": prepared.rounds,
-        "contributions": [asdict(each) for each in heard],
+        "rounds": made,
+        "rounds_planned": rounds.end,
+        "contributions": parts,
+        "versions": [
+            *earlier,
+            {
+                "version": roster.version,
+                "fingerprint": roster.fingerprint,
+                "first_round": rounds.first,
+                "rounds": made,
+                "contributions": parts,
+            },
+        ],
         # Every receiver has every message: this party is needed no more.
         "handed_over": progress.ending is Ending.COMPLETED,
     }

@@ -21,6 +21,7 @@ from typing import Any, Final, Self, final
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.roster import Roster
+from dpcsgp.federation.rounds import Rounds
 from dpcsgp.records.metrics import plain
 from dpcsgp.runs.wording import Standing
 
@@ -56,7 +57,7 @@ class StatusKeeper:
         roster: what is run.
         network: the party's network.
         node: the party's node.
-        rounds: exchanges that the plan has.
+        rounds: the rounds of this version of the roster.
         phase: what the party is doing.
         standing: where it stands; None before the first step.
         on_wait: told of waits that are not short.
@@ -66,7 +67,7 @@ class StatusKeeper:
     roster: Roster
     network: PartyNetwork
     node: int
-    rounds: int
+    rounds: Rounds
     phase: str = "starting"
     standing: Standing | None = None
     on_wait: Callable[[tuple[str, ...]], None] = lambda names: None
@@ -116,8 +117,8 @@ class StatusKeeper:
             "started": self._started,
             "updated": time.time(),
             "phase": self.phase,
-            "round": self.network.traffic.rounds,
-            "rounds": self.rounds,
+            "round": self.rounds.made(self.network.traffic.rounds),
+            "rounds": self.rounds.end,
             "step": standing.step if standing else 0,
             "steps": self.roster.config.algorithm.steps,
             "metric": standing.metric if standing else "",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,6 +70,9 @@ class Desk:
         fail: is told when this party must not go on.
         timing: limits of a line.
         wakers: one event per sending end, set when an own frame is released.
+        over: what to say to those who have an older version of the roster, by its digest (hex).
+        ended: why there are no more rounds, if that is not the end of the plan. Such a desk only
+            hands out what others lack, and is dialled no more once they have it.
     """
 
     node: int
@@ -82,23 +85,24 @@ class Desk:
     fail: Callable[[JournalError], None]
     timing: Timing = Timing()
     wakers: set[asyncio.Event] = field(default_factory=set)
+    over: Mapping[str, str] = field(default_factory=dict)
+    ended: str = ""
 
     def facts(self, peer: Peer) -> messages.Facts:
         """Return what this party says to a peer in a hello now."""
         return messages.Facts.now(self.roster_digest, self.node, peer.node)
 
 
-async def greet(line: Line, mine: messages.Facts, seconds: float, calling: bool) -> None:
-    """Exchange hellos; the caller begins.
+async def greet(
+    line: Line, mine: messages.Facts, seconds: float, over: Mapping[str, str] | None = None
+) -> None:
+    """Exchange hellos as the caller, who begins; `over` is that of the desk.
 
     Raises:
         WireError: something differs between the two parties; names it.
     """
-    if calling:
-        await line.send(messages.hello(mine), seconds)
-    messages.check_hello(await line.receive(seconds), mine)
-    if not calling:
-        await line.send(messages.hello(mine), seconds)
+    await line.send(messages.hello(mine), seconds)
+    messages.check_hello(await line.receive(seconds), mine, over)
 
 
 async def send_frames(line: Line, desk: Desk, peer: Peer) -> None:
@@ -240,7 +244,7 @@ def _check_head(head: messages.FrameHead, desk: Desk, peer: Peer) -> None:
             "restored from a backup or runs twice"
         )
     elif expected == 0:
-        fault = "the plan has no such round"
+        fault = desk.ended or "the plan has no such round"
     elif head.size != expected:
         fault = f"{head.size} bytes announced, every frame of this round has {expected}"
     elif head.round >= desk.journal.released + desk.window:
