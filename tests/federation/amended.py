@@ -14,12 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).parent))
 from parties import free_address
 from party_process import tap
 from running import FORKS, quicken
 
+from dpcsgp.cli.main import cli
+from dpcsgp.errors import DpcsgpError
 from dpcsgp.federation.amending import Amendment, amend
 from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.consent import approve
@@ -65,21 +69,46 @@ name = "directed_ring"
 EXAMPLES = 60
 
 
-def new_party(root: Path, name: str, epsilon: float = 4.0, closed: bool = False) -> PartyFolder:
-    """Make a party with examples of its own, and public ones for all."""
+def run(*words: str | Path) -> Result:
+    """Run a command; its own errors are raised."""
+    result = CliRunner().invoke(cli, [str(word) for word in words], env={"COLUMNS": "120"})
+    if isinstance(result.exception, DpcsgpError):
+        raise result.exception
+    return result
+
+
+def deal_digits(root: Path, names: Sequence[str]) -> None:
+    """Give each of these parties 250 digits, and all the same public ones."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = x[order] / 16, y[order]
+    for place, name in enumerate(names):
+        mine = slice(250 * place, 250 * (place + 1))
+        np.savez(root / f"{name}.npz", x=x[mine], y=y[mine])
+    np.savez(root / "test.npz", x=x[1500:], y=y[1500:])
+
+
+def new_party(root: Path, name: str, closed: bool = False, examples: int = EXAMPLES) -> PartyFolder:
+    """Make a party, with examples of its own and public ones for all unless they are there."""
     random = np.random.default_rng(sum(map(ord, name)))
     for file, count in ((f"{name}.npz", EXAMPLES), ("test.npz", 200)):
         x = random.normal(size=(count, 6))
-        np.savez(root / file, x=x, y=(x[:, 0] + x[:, 1] > 0).astype(int))
+        if not (root / file).exists():
+            np.savez(root / file, x=x, y=(x[:, 0] + x[:, 1] > 0).astype(int))
     address = None if closed else free_address()
-    return PartyFolder.create(root / name, name, address, Promise(EXAMPLES, epsilon, 1e-3))
+    return PartyFolder.create(root / name, name, address, Promise(examples, 4.0, 1e-3))
 
 
 def first_version(
-    root: Path, names: Sequence[str], steps: int = 12, plan: str = PLAN, closed: Sequence[str] = ()
+    root: Path,
+    names: Sequence[str],
+    steps: int = 12,
+    plan: str = PLAN,
+    closed: Sequence[str] = (),
+    examples: int = EXAMPLES,
 ) -> Roster:
     """Make parties and `v1.toml`, approved by all."""
-    cards = [new_party(root, name, closed=name in closed).card for name in names]
+    cards = [new_party(root, name, name in closed, examples).card for name in names]
     (root / "plan.toml").write_text(plan.format(steps=steps), encoding="utf-8")
     roster = found(Plan.load(root / "plan.toml"), cards).roster
     write(root, roster)

@@ -50,6 +50,7 @@ class PartyNetwork(Mixer):
         timing: limits of a line.
         archives: earlier versions of the roster, which still answer.
         over: what to say to those who have an older version of the roster, by its digest (hex).
+        ended: why the rounds end before those of the plan, if they do.
 
     Raises:
         ConfigError: a neighbour is missing or cannot be reached by design, or the address to
@@ -70,6 +71,7 @@ class PartyNetwork(Mixer):
         timing: Timing = Timing(),
         archives: Sequence[Archive] = (),
         over: Mapping[str, str] | None = None,
+        ended: str = "",
     ) -> None:
         super().__init__(topology, [own.node])
         self.topology = topology
@@ -102,6 +104,7 @@ class PartyNetwork(Mixer):
             fail=self._fail,
             timing=timing,
             over=over or {},
+            ended=ended,
         )
         self._archived: list[Desk] = []
         try:

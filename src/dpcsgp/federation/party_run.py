@@ -33,6 +33,7 @@ from dpcsgp.federation.run_place import (
 from dpcsgp.federation.succession import (
     archives_of,
     check_own_history,
+    moved_on,
     over_here,
     peers_of,
     refuse_later_frames,
@@ -175,6 +176,7 @@ def open_network(prepared: PreparedParty, results: Path) -> PartyNetwork:
         request.patience,
         archives=archives_of(request.party, rounds, results, request.model),
         over=over_here(request.roster),
+        ended="" if request.until is None else moved_on(request.until),
     )
 
 

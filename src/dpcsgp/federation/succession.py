@@ -101,7 +101,7 @@ def archives_of(
                 roster_digest=bytes.fromhex(before.fingerprint),
                 folder=home_of(results, before) / JOURNAL,
                 size_of_round=counts.size_of_frame,
-                ended=_moved_on(after),
+                ended=moved_on(after),
             )
         )
         after = before
@@ -110,10 +110,11 @@ def archives_of(
 
 def over_here(roster: Roster) -> dict[str, str]:
     """Return what to say to those who come with an older version, by its fingerprint."""
-    return {chapter.fingerprint: _moved_on(roster) for chapter in roster.history}
+    return {chapter.fingerprint: moved_on(roster) for chapter in roster.history}
 
 
-def _moved_on(roster: Roster) -> str:
+def moved_on(roster: Roster) -> str:
+    """Say that a version of the roster has taken effect."""
     return (
         f"version {roster.version} of the roster ({roster.words}) took effect at round "
         f"{roster.history[-1].rounds}; get it from the other parties, approve it and run it"

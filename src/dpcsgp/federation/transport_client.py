@@ -43,12 +43,15 @@ async def keep_calling(
 
 
 def _is_settled(desk: Desk, peer: Peer, method: Method) -> bool:
-    """Say whether a version that has ended needs no further call for this edge."""
+    """Say whether a version that ended before its plan needs no further call for this edge."""
     if not desk.ended:
         return False
+    journal = desk.journal
     if method is Method.PUSH:
-        return peer not in desk.journal.unacknowledged()
-    return peer.node not in desk.journal.untold()
+        all_made = desk.size_of_round(journal.released) == 0
+        return all_made and peer not in journal.unacknowledged()
+    all_there = desk.size_of_round(journal.awaited(peer.node).rounds) == 0
+    return all_there and peer.node not in journal.untold()
 
 
 async def say_hello(own: Self, peer: Peer, roster_digest: bytes, seconds: float) -> None:

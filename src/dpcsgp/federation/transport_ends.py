@@ -71,8 +71,8 @@ class Desk:
         timing: limits of a line.
         wakers: one event per sending end, set when an own frame is released.
         over: what to say to those who have an older version of the roster, by its digest (hex).
-        ended: why there are no more rounds, if that is not the end of the plan. Such a desk only
-            hands out what others lack, and is dialled no more once they have it.
+        ended: why the rounds end before those of the plan, if they do; "": they do not. Then
+            nobody is dialled any more who has them all.
     """
 
     node: int
