@@ -17,7 +17,8 @@ from dpcsgp.api import Result
 from dpcsgp.errors import DivergenceError
 from dpcsgp.federation.party_data import OwnExamples
 from dpcsgp.federation.party_folder import PartyFolder
-from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_folder, run_party
+from dpcsgp.federation.party_request import PartyRequest, as_leaver
+from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import finished_summary
 from dpcsgp.records.ending import Ending
@@ -103,9 +104,10 @@ def take_part(
 
 def _result(request: PartyRequest, hooks: Hooks) -> Result:
     """Run a party, unless it has ended before; collect what is in its folder."""
+    request = as_leaver(request)
     prepared, results = prepare_party(request, hooks), results_folder(request)
     clean = copy.deepcopy(prepared.design.module)  # what is handed out has never seen an example
-    summary = finished_summary(results)
+    summary = finished_summary(results, request.roster)
     if summary is None:
         outcome = run_party(prepared, results, hooks)
         _raise_if_ended_early(outcome)

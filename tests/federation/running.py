@@ -32,7 +32,8 @@ from dpcsgp.federation.founding import Plan, found
 from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_network import PartyNetwork
-from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_folder, run_party
+from dpcsgp.federation.party_request import PartyRequest, as_leaver
+from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import finished_summary, latest_place
 from dpcsgp.federation.transport_grpc import GrpcLine
@@ -112,12 +113,13 @@ def take_part(
         enter(host)  # before any thread is started
     torch.set_num_threads(1)
     if quick:
-        _quicken()
+        quicken()
     tap_lines(Path(root) / f"tap-{node}")
     note_draws(Path(root) / f"drawn-{node}")
     request = request_of(Path(root), node, seed=seed)
+    request = as_leaver(request)
     prepared, results = prepare_party(request), results_folder(request)
-    if finished_summary(results) is None:
+    if finished_summary(results, request.roster) is None:
         slowly = Hooks(on_start=lambda folder: lambda row: time.sleep(pause))
         os._exit(run_party(prepared, results, slowly).progress.ending.exit_code)
 
@@ -143,12 +145,12 @@ def tap_lines(path: Path) -> None:
     GrpcLine.send = noted
 
 
-def _quicken() -> None:
+def quicken() -> None:
     """Give lines short limits, so that tests need not wait."""
 
     class Quick(PartyNetwork):
-        def __init__(self, *words: Any, **options: Any) -> None:
-            super().__init__(*words, timing=QUICK, **options)
+        def __init__(self, *words: Any, **more: Any) -> None:
+            super().__init__(*words, timing=QUICK, **more)
 
     party_run.PartyNetwork = Quick  # type: ignore[misc]
 

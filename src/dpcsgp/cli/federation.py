@@ -1,4 +1,4 @@
-"""`dpcsgp federation new | show | demo`: one roster from a plan and cards, and what it means."""
+"""`dpcsgp federation new | show | amend | demo`: rosters from a plan and cards, what they mean."""
 
 from __future__ import annotations
 
@@ -97,6 +97,67 @@ def show(
         typer.echo(strict_json(agreement.answer()))
     else:
         Console().print(overview(agreement), soft_wrap=True)
+
+
+@app.command("amend")
+def amend(
+    roster_file: Annotated[
+        Path, typer.Argument(help="The version that is in force.", metavar="OLD.toml")
+    ],
+    at_round: Annotated[
+        int, typer.Option(help="Takes effect after so many rounds, counted from the first.")
+    ],
+    out: Annotated[Path, typer.Option(help="The new version.")],
+    leave: Annotated[list[str] | None, typer.Option(help="A party that leaves then.")] = None,
+    gone: Annotated[
+        list[str] | None, typer.Option(help="A party that is not heard any more; nobody waits.")
+    ] = None,
+    join: Annotated[
+        list[Path] | None, typer.Option(help="Card of a new party.", metavar="CARD")
+    ] = None,
+    replace: Annotated[
+        list[Path] | None, typer.Option(help="New card of one that stays.", metavar="CARD")
+    ] = None,
+    rejoin: Annotated[
+        list[str] | None, typer.Option(help="A party that lost its newest ledger.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value; may be repeated.")
+    ] = None,
+    ends: Annotated[str | None, typer.Option(help="Last day; default: as before.")] = None,
+) -> None:
+    """Make the next version of a roster: parties leave, join or come back, settings change.
+
+    Every party of it approves it; ledgers, budgets and models go on.
+
+    Example:
+    dpcsgp federation amend federation.toml --leave west --at-round 30 --out v2.toml
+    """
+    from rich.console import Console
+
+    from dpcsgp.console.federations import difference_lines, overview
+    from dpcsgp.federation.amending import Amendment
+    from dpcsgp.federation.amending import amend as amended
+    from dpcsgp.federation.cards import Card
+    from dpcsgp.federation.differences import differences
+    from dpcsgp.federation.roster import Roster
+
+    old = Roster.load(roster_file)
+    wanted = Amendment(
+        at_round,
+        tuple(leave or ()),
+        tuple(gone or ()),
+        tuple(Card.load(path) for path in join or ()),
+        tuple(Card.load(path) for path in replace or ()),
+        tuple(rejoin or ()),
+        tuple(settings or ()),
+        _day(ends),
+    )
+    agreement = amended(old, wanted)
+    _write_new(out, agreement.roster.text())
+    Console().print(overview(agreement), soft_wrap=True)
+    typer.echo(difference_lines(differences(old, agreement.roster)))
+    typer.echo(f"wrote {out}; give it to every party: dpcsgp party approve {out}")
 
 
 @app.command("demo")

@@ -98,22 +98,28 @@ def approve(
 ) -> None:
     """Show what this party promises and what it costs, ask, and record its consent.
 
+    Of an amended roster it shows every field that changed, and what will have been spent.
+
     Example: dpcsgp party approve federation.toml
     """
     from rich.console import Console
 
-    from dpcsgp.console.federations import own_part
+    from dpcsgp.console.federations import changed_fields, own_part
     from dpcsgp.federation import consent
     from dpcsgp.federation.agreement import examine
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
     from dpcsgp.federation.roster import Roster
+    from dpcsgp.federation.succession import refuse_wrong_history
 
     mine, roster = PartyFolder.open(find_folder(folder)), Roster.load(roster_file)
     # Whose roster this is comes first; then everything is computed anew.
     consent.check_own_card(mine, roster)
+    before = refuse_wrong_history(mine, roster)
     agreement = examine(roster)
     others = [c for c in consent.given_consents(mine) if c.fingerprint != roster.fingerprint]
     Console().print(own_part(agreement, mine.name, others), soft_wrap=True)
+    if before is not None:
+        typer.echo(changed_fields(before, roster))
     typer.echo("Compare these words with the other parties, by telephone or face to face.")
     if not yes:
         typer.confirm(f"Does {mine.name} take part on these terms?", abort=True)

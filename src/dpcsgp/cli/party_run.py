@@ -94,7 +94,7 @@ def run(
     from dpcsgp.federation.cards import check_address
     from dpcsgp.federation.party_data import OwnExamples
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
-    from dpcsgp.federation.party_run import PartyRequest
+    from dpcsgp.federation.party_request import PartyRequest
     from dpcsgp.federation.roster import Roster
     from dpcsgp.runtime.logs import open_logs
 
@@ -137,14 +137,16 @@ def _page_address(page: str | None, anyone: bool) -> PageAddress | None:
 
 def _taken_part(request: PartyRequest, reporter: PartyReporter) -> tuple[dict[str, Any], ExitCode]:
     """Run a party, or show how it ended; return the summary and the exit code."""
+    from dpcsgp.federation.party_request import as_leaver
     from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
     from dpcsgp.federation.run_place import finished_summary
     from dpcsgp.runtime.session import Hooks
 
     hooks = Hooks(reporter=reporter, write_page=True)
     # Refused before a folder is made; then the run goes on where an earlier start left it.
+    request = as_leaver(request)
     prepared, results = prepare_party(request, hooks), results_folder(request)
-    if summary := finished_summary(results):
+    if summary := finished_summary(results, request.roster):
         reporter.outcome(summary, results.path, None)
         return summary, ExitCode.DONE
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dpcsgp.errors import ConfigError, JournalError, WaitStoppedError
+from dpcsgp.federation.archive import Archive
 from dpcsgp.federation.journal import Journal
 from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.peers import Neighbours, Peer, PeerStatus, Self, StatusBoard
@@ -49,6 +50,9 @@ class PartyNetwork(Mixer):
         patience: seconds without a sign of life after which a wait fails; None: wait for ever.
         timing: limits of a line.
         notices: everybody's starts, if parties share noise.
+        archives: earlier versions of the roster, which still answer.
+        over: what to say to those who have an older version of the roster, by its digest (hex).
+        ended: why the rounds end before those of the plan, if they do.
 
     Raises:
         ConfigError: a neighbour is missing or cannot be reached by design, or the address to
@@ -68,6 +72,9 @@ class PartyNetwork(Mixer):
         patience: float | None = None,
         timing: Timing = Timing(),
         notices: NoticeBoard | None = None,
+        archives: Sequence[Archive] = (),
+        over: Mapping[str, str] | None = None,
+        ended: str = "",
     ) -> None:
         super().__init__(topology, [own.node])
         self.topology = topology
@@ -101,11 +108,15 @@ class PartyNetwork(Mixer):
             fail=self._fail,
             timing=timing,
             notices=notices,
+            over=over or {},
+            ended=ended,
         )
+        self._archived: list[Desk] = []
         try:
-            self._transport = Transport(own, desk)
+            self._archived += (archive.open(own, timing) for archive in archives)
+            self._transport = Transport(own, desk, self._archived)
         except BaseException:
-            self._journal.close()
+            self._close_journals()
             raise
 
     def exchange(self, frames_NB: Tensor) -> Tensor:
@@ -229,7 +240,11 @@ class PartyNetwork(Mixer):
     def close(self) -> None:
         """End all lines and close the journal."""
         self._transport.close()
-        self._journal.close()
+        self._close_journals()
+
+    def _close_journals(self) -> None:
+        for journal in (self._journal, *(desk.journal for desk in self._archived)):
+            journal.close()
 
     def _fail(self, error: JournalError) -> None:
         """Make every wait end with this error; called by the transport's thread."""

@@ -21,6 +21,7 @@ from typing import Any, Final, Self, final
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.roster import Roster
+from dpcsgp.federation.rounds import Rounds
 from dpcsgp.records.metrics import plain
 from dpcsgp.runs.wording import Standing, first_metric
 
@@ -29,6 +30,7 @@ STALE_SECONDS: Final = 6.0
 # What a party may be doing; the last three are ends.
 PHASES: Final = (
     "starting",
+    "beginning the version",
     "meeting the others",
     "training",
     "polishing",
@@ -78,7 +80,7 @@ class StatusKeeper:
         roster: what is run.
         network: the party's network.
         node: the party's node.
-        rounds: exchanges that the plan has.
+        rounds: the rounds of this version of the roster.
         phase: what the party is doing.
         standing: where it stands; None before the first step.
         releases: noised gradients in the ledger.
@@ -92,7 +94,7 @@ class StatusKeeper:
     roster: Roster
     network: PartyNetwork
     node: int
-    rounds: int
+    rounds: Rounds
     phase: str = "starting"
     standing: Standing | None = None
     releases: int = 0
@@ -151,8 +153,8 @@ class StatusKeeper:
             "started": self._started,
             "updated": time.time(),
             "phase": self.phase,
-            "round": self.network.traffic.rounds,
-            "rounds": self.rounds,
+            "round": self.rounds.made(self.network.traffic.rounds),
+            "rounds": self.rounds.end,
             "step": standing.step if standing else 0,
             "steps": self.roster.config.algorithm.steps,
             "metric": standing.metric if standing else "",
@@ -206,11 +208,11 @@ class StatusKeeper:
 
     def _say_round(self) -> None:
         """Log the round now and then: after every tenth of the plan, and once a minute."""
-        done, (said, when) = self.network.traffic.rounds, self._said
-        tenths = 10 * done // max(self.rounds, 1) - 10 * said // max(self.rounds, 1)
+        done, (said, when) = self.rounds.made(self.network.traffic.rounds), self._said
+        tenths = 10 * done // max(self.rounds.end, 1) - 10 * said // max(self.rounds.end, 1)
         if done > said and (tenths or time.monotonic() - when > _SAY_SECONDS):
             self._said = done, time.monotonic()
-            log.info("round %d of %d is done", done, self.rounds)
+            log.info("round %d of %d is done", done, self.rounds.end)
 
     def _look(self) -> None:
         """Take note of a wait and how long it has lasted; tell of one that is not short."""

@@ -25,9 +25,11 @@ from dpcsgp.config import Config, make_config
 from dpcsgp.errors import ConfigError, TopologyError
 from dpcsgp.federation.cards import Card
 from dpcsgp.federation.files import Fields, canonical, parse_table, read_text, toml_lines
+from dpcsgp.federation.history import Chapter, check_history, spent_by, take_history
 from dpcsgp.federation.words import as_words
 from dpcsgp.graphs import Topology, from_edges, metropolis_weights
 from dpcsgp.runs.design import build_topology
+from dpcsgp.runs.earlier import Earlier
 from dpcsgp.runs.facts import Facts
 from dpcsgp.runtime.process import MACHINE_SETTINGS
 
@@ -88,6 +90,7 @@ class Roster:
         data: shape of everybody's examples.
         edges: (sender, receiver) by node, ascending.
         initial_model: digest of the model that all start from.
+        history: the versions before this one, oldest first.
     """
 
     id: str
@@ -98,9 +101,11 @@ class Roster:
     data: DataShape
     edges: tuple[tuple[int, int], ...]
     initial_model: str
+    history: tuple[Chapter, ...] = ()
 
     def __post_init__(self) -> None:
         check_parties(self.parties, self.ends)
+        self._check_history()
         check_settings(self.config)
         promises = [card.promised for card in self.parties]
         budgets = [self.config.privacy.epsilon, self.config.privacy.delta]
@@ -123,6 +128,37 @@ class Roster:
                     f"edges: not those of graph.name = {self.config.graph.name!r} with "
                     f"{len(self.parties)} parties; the roster was changed by hand: ask for it again"
                 )
+
+    def _check_history(self) -> None:
+        """Refuse a history of another version, or one that leaves no step to be made."""
+        check_history(self.history, self.version)
+        every, steps = self.config.algorithm.gossip_every, self.config.algorithm.steps
+        for chapter in self.history:
+            if chapter.steps != chapter.rounds * every or chapter.steps >= steps:
+                raise ConfigError(
+                    f"history: round {chapter.rounds} is step {chapter.rounds * every} of {steps}, "
+                    f"stated is step {chapter.steps}; a version takes effect before the last step"
+                )
+
+    @property
+    def earlier(self) -> Earlier:
+        """What was done under earlier versions, by the parties of this one."""
+        if not self.history:
+            return Earlier()
+        spent = tuple(spent_by(self.history, card.name) for card in self.parties)
+        return Earlier(self.history[-1].steps, spent)
+
+    @cached_property
+    def newcomers(self) -> tuple[str, ...]:
+        """Parties that start from models that others hand over: joined now, or restored."""
+        if not self.history:
+            return ()
+        last = self.history[-1]
+        return tuple(
+            card.name
+            for card in self.parties
+            if card.name not in last.parties or card.name in last.restored
+        )
 
     @cached_property
     def topology(self) -> Topology:
@@ -153,6 +189,8 @@ class Roster:
         Signatures are left out: a card that is signed again says the same.
         """
         names = [card.name for card in self.parties]
+        # A first version has none, so that its fingerprint is what it always was.
+        history = {"history": [each.content() for each in self.history]} if self.history else {}
         return {
             "format": FORMAT,
             "id": self.id,
@@ -163,6 +201,7 @@ class Roster:
             "settings": shared_settings(self.config),
             "edges": [[names[sender], names[receiver]] for sender, receiver in self.edges],
             "parties": [card.content() for card in self.parties],
+            **history,
         }
 
     @cached_property
@@ -189,6 +228,8 @@ class Roster:
         ]
         for section, values in content["settings"].items():
             lines += ["", f"[settings.{section}]", *toml_lines(values)]
+        for chapter in self.history:
+            lines += ["", "[[history]]", *chapter.lines()]
         for card in self.parties:
             lines += ["", "[[parties]]", *card.lines()]
         return "\n".join(lines) + "\n"
@@ -203,15 +244,17 @@ class Roster:
             for node, entry in enumerate(fields.listed("parties", MOST_PARTIES))
         )
         check_names(cards)
+        version = fields.whole("version", 1, 2**31)
         roster = cls(
             id=fields.text("id", "[0-9a-f]{16}", "16 hexadecimal digits"),
-            version=fields.whole("version", 1, 2**31),
+            version=version,
             ends=fields.day("ends"),
             parties=cards,
             config=_take_settings(fields.take("settings"), cards, where),
             data=DataShape.take(fields.table("data")),
             edges=_take_edges(fields, cards),
             initial_model=fields.text("initial_model", "[0-9a-f]{64}", "64 hexadecimal digits"),
+            history=take_history(fields, version, where),
         )
         fields.end()
         return roster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -41,13 +41,14 @@ class Transport:
     Args:
         own: this party.
         desk: what all lines share.
+        archives: desks of earlier versions of the roster, from which others may lack frames.
 
     Raises:
         ConfigError: the address to listen on cannot be used.
     """
 
-    def __init__(self, own: Self, desk: Desk) -> None:
-        self._own, self._desk = own, desk
+    def __init__(self, own: Self, desk: Desk, archives: Sequence[Desk] = ()) -> None:
+        self._own, self._desk, self._desks = own, desk, (desk, *archives)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"transport of {own.name}", daemon=True
@@ -72,11 +73,12 @@ class Transport:
         self._closing = asyncio.Event()
         self._reception = None
         if self._own.listen is not None:
-            self._reception = Reception(self._own, self._desk)
+            self._reception = Reception(self._own, self._desks)
             await self._reception.open()
         self._callers = [
-            asyncio.ensure_future(keep_calling(self._own, self._desk, peer, method, self._closing))
-            for peer, method in self._desk.neighbours.calls()
+            asyncio.ensure_future(keep_calling(self._own, desk, peer, method, self._closing))
+            for desk in self._desks
+            for peer, method in desk.neighbours.calls()
         ]
 
     async def _close(self, seconds: float) -> None:

@@ -32,7 +32,7 @@ async def keep_calling(
 ) -> None:
     """Hold a line with a neighbour until the party is closed; whatever ends it, dial again."""
     pauses = Pauses(desk.timing)
-    while not closing.is_set():
+    while not closing.is_set() and not _is_settled(desk, peer, method):
         try:
             await _call_once(own, desk, peer, method, closing, pauses)
         except Exception as error:  # whatever it is, it ends this attempt and not the next
@@ -40,6 +40,18 @@ async def keep_calling(
                 _LOG.warning("no line with %s (%s): %s", peer, method.value, error)
         if not closing.is_set():
             await first_to_end(_until(closing), asyncio.sleep(pauses.next()))
+
+
+def _is_settled(desk: Desk, peer: Peer, method: Method) -> bool:
+    """Say whether a version that ended before its plan needs no further call for this edge."""
+    if not desk.ended:
+        return False
+    journal = desk.journal
+    if method is Method.PUSH:
+        all_made = desk.size_of_round(journal.released) == 0
+        return all_made and peer not in journal.unacknowledged()
+    all_there = desk.size_of_round(journal.awaited(peer.node).rounds) == 0
+    return all_there and peer.node not in journal.untold()
 
 
 async def say_hello(own: Self, peer: Peer, roster_digest: bytes, seconds: float) -> None:
@@ -51,7 +63,7 @@ async def say_hello(own: Self, peer: Peer, roster_digest: bytes, seconds: float)
     """
     mine = Facts.now(roster_digest, own.node, peer.node)
     async with _dialled(own, peer, Method.HELLO) as line:
-        await greet(line, mine, seconds, calling=True)
+        await greet(line, mine, seconds)
 
 
 class Pauses:
@@ -76,7 +88,7 @@ async def _call_once(
 ) -> None:
     end = send_frames if method is Method.PUSH else receive_frames
     async with _dialled(own, peer, method) as line:
-        await greet(line, desk.facts(peer), desk.timing.hello, calling=True)
+        await greet(line, desk.facts(peer), desk.timing.hello, desk.over)
         greeted = time.monotonic()
         desk.status.opened(peer.node)
         _LOG.info("connected to %s (%s)", peer, method.value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -74,6 +74,9 @@ class Desk:
         timing: limits of a line.
         wakers: one event per end, set when there is something to send.
         notices: everybody's starts, if parties share noise.
+        over: what to say to those who have an older version of the roster, by its digest (hex).
+        ended: why the rounds end before those of the plan, if they do; "": they do not. Then
+            nobody is dialled any more who has them all.
     """
 
     node: int
@@ -87,6 +90,8 @@ class Desk:
     timing: Timing = Timing()
     wakers: set[asyncio.Event] = field(default_factory=set)
     notices: NoticeBoard | None = None
+    over: Mapping[str, str] = field(default_factory=dict)
+    ended: str = ""
 
     def wake(self) -> None:
         """Tell all ends that there is something to send."""
@@ -98,17 +103,16 @@ class Desk:
         return messages.Facts.now(self.roster_digest, self.node, peer.node)
 
 
-async def greet(line: Line, mine: messages.Facts, seconds: float, calling: bool) -> None:
-    """Exchange hellos; the caller begins.
+async def greet(
+    line: Line, mine: messages.Facts, seconds: float, over: Mapping[str, str] | None = None
+) -> None:
+    """Exchange hellos as the caller, who begins; `over` is that of the desk.
 
     Raises:
         WireError: something differs between the two parties; names it.
     """
-    if calling:
-        await line.send(messages.hello(mine), seconds)
-    messages.check_hello(await line.receive(seconds), mine)
-    if not calling:
-        await line.send(messages.hello(mine), seconds)
+    await line.send(messages.hello(mine), seconds)
+    messages.check_hello(await line.receive(seconds), mine, over)
 
 
 async def send_frames(line: Line, desk: Desk, peer: Peer) -> None:
@@ -304,7 +308,7 @@ def _check_head(head: messages.FrameHead, desk: Desk, peer: Peer) -> None:
             "restored from a backup or runs twice"
         )
     elif expected == 0:
-        fault = "the plan has no such round"
+        fault = desk.ended or "the plan has no such round"
     elif head.size != expected:
         fault = f"{head.size} bytes announced, every frame of this round has {expected}"
     elif head.round >= desk.journal.released + desk.window:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
@@ -82,19 +83,30 @@ def hello(facts: Facts) -> bytes:
     return _HELLO_KIND + json.dumps(asdict(facts)).encode()
 
 
-def check_hello(message: bytes, mine: Facts) -> None:
+def check_hello(message: bytes, mine: Facts, over: Mapping[str, str] | None = None) -> None:
     """Refuse a hello that differs from what this party would say.
+
+    Args:
+        message: the hello.
+        mine: what this party says.
+        over: what to say to those who still have an older version of the roster, by its digest.
 
     Raises:
         WireError: names everything that differs, with both values and the remedy.
     """
     theirs = _parsed_hello(message)
+    if text := (over or {}).get(theirs.roster):
+        raise WireError(text)
     differences = [
         f"{name} {getattr(theirs, name)!r} there, {getattr(mine, name)!r} here: {remedy}"
         for name, remedy in (
             ("protocol", "install the same dpcsgp release"),
             ("release", "install the same dpcsgp release"),
-            ("roster", "both parties need the same roster file"),
+            (
+                "roster",
+                "both parties need the same roster file (`dpcsgp federation show` of two "
+                "files names what differs)",
+            ),
         )
         if getattr(theirs, name) != getattr(mine, name)
     ]
@@ -109,6 +121,15 @@ def check_hello(message: bytes, mine: Facts) -> None:
         )
     if differences:
         raise WireError("; ".join(differences))
+
+
+def roster_of(message: bytes) -> str:
+    """Return the digest of the roster that a hello names, hex.
+
+    Raises:
+        WireError: the message is no hello.
+    """
+    return _parsed_hello(message).roster
 
 
 def _parsed_hello(message: bytes) -> Facts:

@@ -179,10 +179,16 @@ def new_start() -> str:
     return os.urandom(_START_BYTES).hex()
 
 
-def release_record(start: str, step: int, attempt: int, event: ReleaseEvent) -> dict[str, Any]:
-    """Return the line of a release as a dict, without chain fields."""
+def release_record(
+    start: str, step: int, attempt: int, event: ReleaseEvent, lost: bool = False
+) -> dict[str, Any]:
+    """Return the line of a release as a dict, without chain fields.
+
+    `lost`: its own line was lost with a disk and is written anew. Every release of this package
+    counts such a line as any other.
+    """
     place = {"start": start, "step": step, "attempt": attempt}
-    return {"kind": "release", **place, **_event_fields(event)}
+    return {"kind": "release", **place, **({"lost": True} if lost else {}), **_event_fields(event)}
 
 
 def torn_record(start: str, event: ReleaseEvent, fragment: bytes) -> dict[str, Any]:

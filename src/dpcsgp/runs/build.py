@@ -77,7 +77,7 @@ def build_run(
         anchor_D=design.anchor_D,
         optimizer=_optimizer(design, network.nodes),
         checkpoints=CheckpointFolder(
-            out / "checkpoint",
+            folder.checkpoints or out / "checkpoint",
             folder.run_id,
             rank,
             world_size,
@@ -139,6 +139,7 @@ def _private_gradients(
         events=[mechanism.event(row) if has_data[row] else None for row in range(len(nodes))],
         private=not random.reproducible,
         unit=design.facts.unit,
+        begun_as=folder.ledger_nodes(nodes),
     )
     return PrivateGradients(
         source=task,
@@ -195,7 +196,8 @@ def _kept_releases(
     small = of_any_size or worth_keeping(len(nodes), design.dim)
     if not design.config.run.checkpoint_every or not small:
         return None
-    return KeptReleases(folder.path / "ledger" / "kept", folder.run_id, tuple(nodes), *process)
+    numbers = folder.ledger_nodes(nodes)
+    return KeptReleases(folder.path / "ledger" / "kept", folder.run_id, numbers, *process)
 
 
 def _augmentation(config: Config) -> Augmentation | None:

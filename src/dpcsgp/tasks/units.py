@@ -5,7 +5,7 @@ Legend: N hosted nodes, E places for examples, J rows of a node, K models, D coo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from dpcsgp.errors import RefusedDataError
+from dpcsgp.records.metrics import Direction
 from dpcsgp.tasks.base import LossPerExample
 from dpcsgp.tasks.lazy_task import LazySupervised
 from dpcsgp.tasks.supervised import Supervised
@@ -141,6 +142,11 @@ class UnitTask:
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
         """Return the first test examples, or random ones like the training data."""
         return self.rows.public_rows(count)
+
+    @property
+    def directions(self) -> Mapping[str, Direction]:
+        """Metric -> which values of it are better."""
+        return self.rows.directions
 
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """Return each metric of each model on the test set, row by row."""
