@@ -29,7 +29,13 @@ def note_draws(path: Path) -> None:
     ) -> np.ndarray:
         out = draw(self, first, second, purpose, step, num_bytes)
         # The first bytes tell streams apart: 256 bits under one key, purpose and step.
-        note({"stream": hashlib.sha256(out[:32]).hexdigest(), "purpose": purpose, "step": step})
+        note(
+            {
+                "stream": hashlib.sha256(out[:32].tobytes()).hexdigest(),
+                "purpose": purpose,
+                "step": step,
+            }
+        )
         return out
 
     def added(self: PairNoise, step: int, dim: int) -> np.ndarray:
