@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from noise_members import DIM, STEPS, Member, flood, left_over, members
 
 from dpcsgp.errors import JournalError, PrivateStepError, RestoredBackupError, WireError
+from dpcsgp.federation import notice_board
 from dpcsgp.federation.notice_board import MOST_KEPT, NoticeBoard
 from dpcsgp.federation.notices import MOST_NOTICE, known_everywhere_from, signed_notice
 from dpcsgp.federation.party_pairs import PartyPairs
@@ -275,21 +277,26 @@ def test_replays_and_contradictions_change_nothing(four: list[Member]) -> None:
     assert first is not None and first.start == 1
 
 
-def test_a_party_that_gives_notices_without_end_takes_a_bounded_place(four: list[Member]) -> None:
-    """The step before its end counts as far as the others are concerned; its pairs are its own."""
-    board, honest = four[0].board, four[0].board.valid_at(2, 0)
-    pauses = []
-    for start in range(2, 200):
-        news = board.accept(notice_of(four[1], start, start))
-        assert news is not None
-        pauses.append(board.pause_after(news))
-    assert max(pauses[: MOST_KEPT - 1]) == 0.0 and min(pauses[MOST_KEPT + 5 :]) > 0.0
+def test_a_party_that_gives_notices_without_end_takes_a_bounded_place(
+    four: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, honest, clock = four[0].board, four[0].board.valid_at(2, 0), [1e9]
+    monkeypatch.setattr(notice_board, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    # At once: some are taken, the others neither kept nor passed on.
+    taken = [board.accept(notice_of(four[1], start, start)) for start in range(2, 100)]
+    assert 20 < sum(notice is not None for notice in taken) <= MOST_KEPT
+    # One in ten seconds, for ever: all are taken, and push each other out.
+    for start in range(100, 200):
+        clock[0] += 10
+        assert board.accept(notice_of(four[1], start, start)) is not None
     assert len(board._kept[1]) == MOST_KEPT and len(board.after(0)[1]) == MOST_KEPT + 3
     assert four[0].path.stat().st_size < (MOST_KEPT + 3) * MOST_NOTICE
+    # Nobody else is touched; what it has pushed out itself is replaced by noise of the same law.
     assert board.valid_at(2, 0) == honest
-    # What it has pushed out itself is replaced by noise of the same law.
     assert board.valid_at(1, 0) is None
     assert np.std(four[0].counts(0)) > four[0].noise.scale(DIM)
+    clock[0] += 1
+    assert board.accept(notice_of(four[2], 2, 5)) is not None
 
 
 def test_a_party_that_starts_often_is_not_locked_out(four: list[Member]) -> None:
@@ -322,6 +329,27 @@ def test_seeded_starts_are_all_the_first(made: list[Member]) -> None:
     flood(made)
     assert np.array_equal(made[1].counts(2), first[1])
     assert not np.sum(first, axis=0).any()
+
+
+def test_a_party_with_a_seed_among_others_without_is_told(
+    four: list[Member], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its fresh key can be computed by all; the lasting one keeps what the others draw secret."""
+    four[1].start(seed=3)
+    four[1].path.unlink()
+    four[1].start(seed=3)
+    for member in four:
+        if member is not four[1]:
+            member.path.unlink()
+            member.start()
+    flood(four)
+    assert left_over(four, 0).any()
+    assert "of lab-b and this party one runs with a seed" in caplog.text
+    keys, pairs = KeyPairs(PrivateRandomness.seeded(3, [1])), four[0].noise._partners
+    assert isinstance(pairs, PartyPairs)
+    halves = keys.halves | {0: four[0].noise._keys.halves[0]}
+    guessed = keys.pair_key("seeded", 1, 0, halves)
+    assert pairs._key(1, 0) != guessed
 
 
 def test_the_key_of_a_pair_needs_the_lasting_keys_the_fresh_ones_and_the_roster() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from pathlib import Path
@@ -26,7 +27,7 @@ from dpcsgp.privacy.pair_keys import PublicHalf
 from dpcsgp.records.files import write_atomically
 
 MOST_KEPT: Final = 32  # notices of one party; an honest one needs as many as it starts within a lag
-_SECONDS: Final = 1.0  # between new notices of one party, once it has used up `MOST_KEPT` of them
+_SECONDS: Final = 1.0  # between new notices of one party, beyond `MOST_KEPT` that may come at once
 _LOG = logging.getLogger(__name__)
 
 
@@ -49,7 +50,7 @@ class NoticeBoard:
         self._kept: dict[int, list[Notice]] = {}  # by node, the newest start last
         self._place: dict[Notice, int] = {}  # in which order they came
         self._count = 0
-        self._due: dict[int, float] = {}  # when each party's next new notice is in time
+        self._due: dict[int, float] = {}  # until when each party's notices have used up their time
         self._named: set[int] = set()  # parties whose contradictions were logged
         for notice in _read(path, roster):
             self._keep(notice, write=False)
@@ -102,15 +103,7 @@ class NoticeBoard:
                 # Whoever passed it on cannot know: the first is kept, and the line stays open.
                 self._say_contradiction(notice)
                 return None
-            return notice if self._keep(notice) else None
-
-    def pause_after(self, notice: Notice) -> float:
-        """Return for how many seconds the line that brought a new notice must not bring more."""
-        with self._lock:
-            now = time.monotonic()
-            due = max(self._due.get(notice.node, 0.0), now - MOST_KEPT * _SECONDS) + _SECONDS
-            self._due[notice.node] = due
-            return max(due - now, 0.0)
+            return notice if self._in_time(notice.node) and self._keep(notice) else None
 
     def after(self, place: int) -> tuple[int, list[bytes]]:
         """Return what came after a place of the order, and the place of the last of it."""
@@ -129,6 +122,18 @@ class NoticeBoard:
         with self._lock:
             found = (it for it in self._kept.get(notice.node, ()) if it.start == notice.start)
             return next(found, None)
+
+    def _in_time(self, node: int) -> bool:
+        """Count a new notice; False: too many came, and this one is neither kept nor passed on.
+
+        Nobody waits: the line that brought it may be that of an honest neighbour.
+        """
+        now = time.monotonic()
+        due = max(self._due.get(node, -math.inf), now - MOST_KEPT * _SECONDS) + _SECONDS
+        if due > now:
+            return False
+        self._due[node] = due
+        return True
 
     def _keep(self, notice: Notice, write: bool = True) -> bool:
         """Add a notice, on disk first; say whether any step may need it."""

@@ -13,6 +13,7 @@ serves every step once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import final
 
@@ -25,6 +26,8 @@ from dpcsgp.federation.roster import Roster
 from dpcsgp.privacy.cancelling import noise_groups
 from dpcsgp.privacy.pair_keys import KeyPairs
 from dpcsgp.randomness import PairStreams
+
+_LOG = logging.getLogger(__name__)
 
 
 @final
@@ -94,6 +97,11 @@ class PartyPairs:
         assert self._keys is not None, "nobody announced this start"
         if notice is None:  # nothing to agree on: the same noise, which nobody subtracts
             return self._keys.lone_key(self._node, other)
+        if notice.seeded != self._keys.seeded:
+            _LOG.warning(
+                "of %s and this party one runs with a seed: what they share does not cancel",
+                self._roster.parties[other].name,
+            )
         halves = {self._node: self._keys.halves[self._node], other: notice.half}
         return self._keys.pair_key(
             f"roster {self._roster.fingerprint}", self._node, other, halves, self._lasting[other]

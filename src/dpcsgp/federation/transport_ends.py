@@ -257,7 +257,7 @@ async def _take_frames(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Even
 
 
 async def _take_notice(desk: Desk, body: bytes) -> None:
-    """Keep a notice and pass it on; this line waits if a party gives too many of them."""
+    """Keep a notice and pass it on."""
     board = desk.notices
     if board is None:
         raise WireError("a notice of a start, but parties of this roster share no noise")
@@ -270,7 +270,6 @@ async def _take_notice(desk: Desk, body: bytes) -> None:
         desk.wake()
         with desk.journal.changed:
             desk.journal.changed.notify_all()
-        await asyncio.sleep(board.pause_after(news))
 
 
 async def _keep_acknowledging(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Event) -> None:
