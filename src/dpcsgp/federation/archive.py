@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 from dpcsgp.errors import JournalError
 from dpcsgp.federation.journal import Journal
@@ -20,6 +20,13 @@ from dpcsgp.federation.transport_ends import Desk, Timing
 from dpcsgp.graphs import Topology
 
 _LOG = logging.getLogger(__name__)
+
+
+class Ended(NamedTuple):
+    """Why a version of a roster ends before its plan, and how many frames it has."""
+
+    text: str
+    frames: int
 
 
 @final
@@ -34,7 +41,7 @@ class Archive:
         roster_digest: its digest.
         folder: its journal.
         size_of_round: the size of its frames by round; 0 from the round on where it ended.
-        ended: what to say to those who want more rounds of it.
+        ended: where it ended, and what to say to those who want more rounds of it.
     """
 
     node: int
@@ -43,7 +50,7 @@ class Archive:
     roster_digest: bytes
     folder: Path
     size_of_round: Callable[[int], int]
-    ended: str
+    ended: Ended
 
     def open(self, own: Self, timing: Timing) -> Desk:
         """Open its journal, and return what its lines share; close the journal afterwards."""
@@ -54,6 +61,7 @@ class Archive:
             self.node,
             neighbours.senders,
             neighbours.receivers.values(),
+            self.ended.frames,
         )
         return Desk(
             self.node,
@@ -65,7 +73,7 @@ class Archive:
             window=self.topology.num_nodes,
             fail=_note,
             timing=timing,
-            ended=self.ended,
+            ended=self.ended.text,
         )
 
 

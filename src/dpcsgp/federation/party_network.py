@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dpcsgp.errors import ConfigError, JournalError, WaitStoppedError
-from dpcsgp.federation.archive import Archive
+from dpcsgp.federation.archive import Archive, Ended
 from dpcsgp.federation.journal import Journal
 from dpcsgp.federation.peers import Neighbours, Peer, PeerStatus, Self, StatusBoard
 from dpcsgp.federation.transport import Transport
@@ -50,7 +50,7 @@ class PartyNetwork(Mixer):
         timing: limits of a line.
         archives: earlier versions of the roster, which still answer.
         over: what to say to those who have an older version of the roster, by its digest (hex).
-        ended: why the rounds end before those of the plan, if they do.
+        ended: where and why the rounds end before those of the plan, if they do.
 
     Raises:
         ConfigError: a neighbour is missing or cannot be reached by design, or the address to
@@ -71,7 +71,7 @@ class PartyNetwork(Mixer):
         timing: Timing = Timing(),
         archives: Sequence[Archive] = (),
         over: Mapping[str, str] | None = None,
-        ended: str = "",
+        ended: Ended | None = None,
     ) -> None:
         super().__init__(topology, [own.node])
         self.topology = topology
@@ -90,6 +90,7 @@ class PartyNetwork(Mixer):
             own.node,
             self._neighbours.senders,
             self._neighbours.receivers.values(),
+            None if ended is None else ended.frames,
         )
         for sender in self._neighbours.senders:
             self._status.reached(sender, received=self._journal.holding(sender).rounds)
@@ -104,7 +105,7 @@ class PartyNetwork(Mixer):
             fail=self._fail,
             timing=timing,
             over=over or {},
-            ended=ended,
+            ended="" if ended is None else ended.text,
         )
         self._archived: list[Desk] = []
         try:

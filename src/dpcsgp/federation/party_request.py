@@ -35,6 +35,7 @@ class PartyRequest:
         patience: seconds without a sign of life after which a wait fails; None: wait for ever.
         model: at its start, where it is not one of the package's.
         until: the next version of the roster, if this one is to be run only until that begins.
+        cut: whether nothing is waited for until then: each party goes on from where it stands.
     """
 
     party: PartyFolder
@@ -47,6 +48,7 @@ class PartyRequest:
     patience: float | None = None
     model: nn.Module | None = None
     until: Roster | None = None
+    cut: bool = False
 
     @property
     def node(self) -> int:
@@ -94,4 +96,4 @@ def as_leaver(request: PartyRequest) -> PartyRequest:
         return request
     before = refuse_wrong_history(request.party, roster, request.out, request.model)
     assert before is not None
-    return replace(request, roster=before, until=roster)
+    return replace(request, roster=before, until=roster, cut=roster.history[-1].cut)

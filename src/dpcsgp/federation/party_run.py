@@ -14,6 +14,7 @@ from typing import Any, Final, final
 
 from dpcsgp.errors import ConfigError, WaitStoppedError
 from dpcsgp.federation.agreement import examine
+from dpcsgp.federation.archive import Ended
 from dpcsgp.federation.consent import require_consent
 from dpcsgp.federation.contributions import contributions
 from dpcsgp.federation.party_data import load_own_data
@@ -146,10 +147,14 @@ def _finish_previous(
         return None
     before = previous_roster(request.party, roster, folder.path)
     assert before is not None  # `refuse_wrong_history`, before a folder was made
-    old = _prepared(replace(request, roster=before, until=roster), hooks)
+    # Where one version is cut off, those before it are as well: whom they wait for is gone.
+    cut = request.cut or roster.history[-1].cut
+    old = _prepared(replace(request, roster=before, until=roster, cut=cut), hooks)
     place = open_place(request.party, before, folder.path, old.design.config)
-    outcome = _run_version(old, place, hooks, on_row)
-    progress, cut = outcome.progress, roster.history[-1].cut
+    outcome = _finish_previous(old, place, hooks, on_row)
+    if outcome is None:
+        outcome = _run_version(old, place, hooks, on_row)
+    progress = outcome.progress
     reached = progress.state.step >= old.rounds.last_step
     if outcome.stop_asked or progress.ending is Ending.DIVERGED or not (reached or cut):
         return outcome
@@ -176,7 +181,9 @@ def open_network(prepared: PreparedParty, results: Path) -> PartyNetwork:
         request.patience,
         archives=archives_of(request.party, rounds, results, request.model),
         over=over_here(request.roster),
-        ended="" if request.until is None else moved_on(request.until),
+        ended=(
+            Ended(moved_on(request.until), rounds.end - rounds.shift) if request.until else None
+        ),
     )
 
 
@@ -207,8 +214,16 @@ def refuse_unsupported(roster: Roster) -> None:
 def _checkpoint_before(run: Run, rounds: Rounds) -> Checkpoint | None:
     """Return the newest checkpoint from which the last step of this version can be reached."""
     assert run.checkpoints is not None
+    newest = newest_checkpoint(run)
+    if newest is None or newest.step <= rounds.last_step:
+        return newest
     steps = [s for s in run.checkpoints.complete_steps() if s <= rounds.last_step]
-    return run.checkpoints.load(steps[-1]) if rounds.until and steps else newest_checkpoint(run)
+    if not steps:
+        raise ConfigError(
+            f"this party has made step {newest.step} already, and the next version of the roster "
+            f"begins after step {rounds.last_step}; have it amended with a later --at-round"
+        )
+    return run.checkpoints.load(steps[-1])
 
 
 def _stopper(say: Callable[[str], None], network: PartyNetwork) -> Callable[[str], None]:
@@ -266,16 +281,16 @@ def _to_the_end(
             show(replace(keeper.standing, waiting_for=names))
 
     keeper.on_wait = say_wait
+    if request.cut:
+        refuse_later_frames(network, rounds)
+        network.stop()  # what is there is used, and nothing is waited for
     if request.roster.history:
         keeper.phase = "beginning the version"
         starts = starts_of(folder, request.roster, prepared.design.config)
         stopped = begin_version(run, network, rounds, request.party.name, starts, keeper)
         if stopped is not None:
             return stopped
-    gate = _Gate(run, network, stop, keeper, rounds)
-    if request.until is not None and request.until.history[-1].cut:
-        refuse_later_frames(network, rounds)
-        network.stop()  # what is there is used, and nothing is waited for
+    gate = _Gate(run, network, stop, keeper, rounds, request.cut)
     progress = train(run, watch, gate, _checkpoint_before(run, rounds))
     if leaves(request) and progress.state.step == rounds.last_step:
         progress.ending = Ending.COMPLETED
@@ -304,14 +319,15 @@ class _Gate:
     stop: StopSignal
     keeper: StatusKeeper
     rounds: Rounds
+    cut: bool
     met: bool = False
 
     def __call__(self, step: int) -> bool:
-        kept, until = self.run.gradients.kept, self.rounds.until
-        if until is not None:
+        kept = self.run.gradients.kept
+        if self.rounds.until is not None:
             # The next version begins here, or wherever nothing released is left to be used.
             used_up = kept is not None and step not in kept.steps_from(step)
-            if step >= self.rounds.last_step or (until.history[-1].cut and used_up):
+            if step >= self.rounds.last_step or (self.cut and used_up):
                 return True
         if not self.met and kept is not None and not kept.steps_from(step):
             if self.keeper.standing is None:

@@ -16,7 +16,7 @@ from torch import nn
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.agreement import examine
 from dpcsgp.federation.amending import check_succession
-from dpcsgp.federation.archive import Archive
+from dpcsgp.federation.archive import Archive, Ended
 from dpcsgp.federation.history import spent_by
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_network import PartyNetwork
@@ -25,7 +25,7 @@ from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.rounds import Rounds
 from dpcsgp.federation.run_place import (
     JOURNAL,
-    START,
+    has_begun,
     home_of,
     kept_steps,
     known_place,
@@ -101,7 +101,7 @@ def archives_of(
                 roster_digest=bytes.fromhex(before.fingerprint),
                 folder=home_of(results, before) / JOURNAL,
                 size_of_round=counts.size_of_frame,
-                ended=moved_on(after),
+                ended=Ended(moved_on(after), counts.end - counts.shift),
             )
         )
         after = before
@@ -154,7 +154,7 @@ def check_own_history(path: Path, roster: Roster, name: str) -> None:
     Raises:
         ConfigError: names what the roster says and what was released.
     """
-    if (home_of(path, roster) / START).exists():
+    if has_begun(path, roster):
         return  # it has begun, and its releases are beside those of the history
     last = roster.history[-1]
     stated = list(spent_by(roster.history, name))
