@@ -176,7 +176,7 @@ num_classes = 10
 
 [algorithm]
 steps = 30
-polish_rounds = 2
+polish_rounds = 6
 learning_rate = 1.0
 
 [run]

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 from dpcsgp.errors import JournalError
 from dpcsgp.federation.journal import Journal
@@ -21,6 +21,13 @@ from dpcsgp.federation.transport_ends import Desk, Timing
 from dpcsgp.graphs import Topology
 
 _LOG = logging.getLogger(__name__)
+
+
+class Ended(NamedTuple):
+    """Why a version of a roster ends before its plan, and how many frames it has."""
+
+    text: str
+    frames: int
 
 
 @final
@@ -35,7 +42,7 @@ class Archive:
         roster_digest: its digest.
         folder: its journal.
         size_of_round: the size of its frames by round; 0 from the round on where it ended.
-        ended: what to say to those who want more rounds of it.
+        ended: where it ended, and what to say to those who want more rounds of it.
         notices: everybody's starts in it, if its parties shared noise.
     """
 
@@ -45,7 +52,7 @@ class Archive:
     roster_digest: bytes
     folder: Path
     size_of_round: Callable[[int], int]
-    ended: str
+    ended: Ended
     notices: NoticeBoard | None = None
 
     def open(self, own: Self, timing: Timing) -> Desk:
@@ -57,6 +64,7 @@ class Archive:
             self.node,
             neighbours.senders,
             neighbours.receivers.values(),
+            self.ended.frames,
         )
         return Desk(
             self.node,
@@ -69,7 +77,7 @@ class Archive:
             fail=_note,
             timing=timing,
             notices=self.notices,
-            ended=self.ended,
+            ended=self.ended.text,
         )
 
 

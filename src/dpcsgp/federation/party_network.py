@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dpcsgp.errors import ConfigError, JournalError, WaitStoppedError
-from dpcsgp.federation.archive import Archive
+from dpcsgp.federation.archive import Archive, Ended
 from dpcsgp.federation.journal import Journal
 from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.peers import Neighbours, Peer, PeerStatus, Self, StatusBoard
@@ -52,7 +52,7 @@ class PartyNetwork(Mixer):
         notices: everybody's starts, if parties share noise.
         archives: earlier versions of the roster, which still answer.
         over: what to say to those who have an older version of the roster, by its digest (hex).
-        ended: why the rounds end before those of the plan, if they do.
+        ended: where and why the rounds end before those of the plan, if they do.
 
     Raises:
         ConfigError: a neighbour is missing or cannot be reached by design, or the address to
@@ -74,7 +74,7 @@ class PartyNetwork(Mixer):
         notices: NoticeBoard | None = None,
         archives: Sequence[Archive] = (),
         over: Mapping[str, str] | None = None,
-        ended: str = "",
+        ended: Ended | None = None,
     ) -> None:
         super().__init__(topology, [own.node])
         self.topology = topology
@@ -94,6 +94,7 @@ class PartyNetwork(Mixer):
             own.node,
             self._neighbours.senders,
             self._neighbours.receivers.values(),
+            None if ended is None else ended.frames,
         )
         for sender in self._neighbours.senders:
             self._status.reached(sender, received=self._journal.holding(sender).rounds)
@@ -109,7 +110,7 @@ class PartyNetwork(Mixer):
             timing=timing,
             notices=notices,
             over=over or {},
-            ended=ended,
+            ended="" if ended is None else ended.text,
         )
         self._archived: list[Desk] = []
         try:

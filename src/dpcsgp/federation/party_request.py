@@ -38,6 +38,7 @@ class PartyRequest:
         page: where a page about the run listens; None: there is none.
         trackers: where this party's evaluations are shown too; a roster has no say in it.
         until: the next version of the roster, if this one is to be run only until that begins.
+        cut: whether nothing is waited for until then: each party goes on from where it stands.
     """
 
     party: PartyFolder
@@ -52,6 +53,7 @@ class PartyRequest:
     page: PageAddress | None = None
     trackers: tuple[str, ...] = ()
     until: Roster | None = None
+    cut: bool = False
 
     @property
     def node(self) -> int:
@@ -100,4 +102,4 @@ def as_leaver(request: PartyRequest) -> PartyRequest:
         return request
     before = refuse_wrong_history(request.party, roster, request.out, request.model)
     assert before is not None
-    return replace(request, roster=before, until=roster)
+    return replace(request, roster=before, until=roster, cut=roster.history[-1].cut)

@@ -14,6 +14,7 @@ from typing import Final
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.agreement import examine
+from dpcsgp.federation.archive import Ended
 from dpcsgp.federation.consent import require_consent
 from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.party_data import load_own_data
@@ -125,8 +126,8 @@ def _run_version(
             pairs = _pairs(prepared, network, board)
             run = _built(prepared, network, folder, pairs, on_row)
             with closing(run.gradients.ledger), reporter.progress() as show:
-                gate = Gate(run, network, stop, keeper, prepared.rounds, pairs)
-                progress = to_the_end(prepared, folder, gate, show)
+                gate = Gate(run, network, stop, keeper, prepared, pairs)
+                progress = to_the_end(folder, gate, show)
                 summary = write_results(prepared, folder, run, progress)
                 if summary["handed_over"]:
                     run.gradients.forget_all()
@@ -156,10 +157,14 @@ def _finish_previous(
         return None
     before = previous_roster(request.party, roster, folder.path)
     assert before is not None  # `refuse_wrong_history`, before a folder was made
-    old = _prepared(replace(request, roster=before, until=roster), hooks)
+    # Where one version is cut off, those before it are as well: whom they wait for is gone.
+    cut = request.cut or roster.history[-1].cut
+    old = _prepared(replace(request, roster=before, until=roster, cut=cut), hooks)
     place = open_place(request.party, before, folder.path, old.design.config)
-    outcome = _run_version(old, place, hooks, on_row, shown)
-    progress, cut = outcome.progress, roster.history[-1].cut
+    outcome = _finish_previous(old, place, hooks, on_row, shown)
+    if outcome is None:
+        outcome = _run_version(old, place, hooks, on_row, shown)
+    progress = outcome.progress
     reached = progress.state.step >= old.rounds.last_step
     if outcome.stop_asked or progress.ending is Ending.DIVERGED or not (reached or cut):
         return outcome
@@ -189,7 +194,9 @@ def open_network(
         notices=board,
         archives=archives_of(request.party, rounds, results, request.model),
         over=over_here(request.roster),
-        ended="" if request.until is None else moved_on(request.until),
+        ended=(
+            Ended(moved_on(request.until), rounds.end - rounds.shift) if request.until else None
+        ),
     )
 
 

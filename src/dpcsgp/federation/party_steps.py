@@ -40,7 +40,7 @@ class Gate:
         network: as this party sees it.
         stop: what a signal or the caller asks for.
         keeper: of the status.
-        rounds: those of the version.
+        prepared: the checked request.
         pairs: the partners in shared noise, if there are any.
         met: whether the receivers have been met since this start.
     """
@@ -49,7 +49,7 @@ class Gate:
     network: PartyNetwork
     stop: StopSignal
     keeper: StatusKeeper
-    rounds: Rounds
+    prepared: PreparedParty
     pairs: PartyPairs | None = None
     met: bool = False
 
@@ -71,11 +71,11 @@ class Gate:
 
     def _next_version_begins(self, step: int) -> bool:
         """Say whether the version ends here: as planned, or where no release is left to be used."""
-        until, kept = self.rounds.until, self.run.gradients.kept
-        if until is None:
+        rounds, kept = self.prepared.rounds, self.run.gradients.kept
+        if rounds.until is None:
             return False
         used_up = kept is not None and step not in kept.steps_from(step)
-        return step >= self.rounds.last_step or (until.history[-1].cut and used_up)
+        return step >= rounds.last_step or (self.prepared.request.cut and used_up)
 
     def _meet(self, step: int) -> None:
         """Wait until every receiver has said what it holds, and all partners have told a key."""
@@ -93,29 +93,26 @@ class Gate:
         keeper.phase = "training"
 
 
-def to_the_end(
-    prepared: PreparedParty, folder: ResultsFolder, gate: Gate, show: ShowStanding
-) -> Progress:
+def to_the_end(folder: ResultsFolder, gate: Gate, show: ShowStanding) -> Progress:
     """Train, then stay until every receiver has all messages.
 
     Args:
-        prepared: the checked request.
         folder: the results folder.
         gate: the run, its network and its status, and who asks for a stop.
         show: is told where the run stands.
     """
+    prepared, run, network, keeper = gate.prepared, gate.run, gate.network, gate.keeper
     request, rounds = prepared.request, prepared.rounds
-    run, network, keeper = gate.run, gate.network, gate.keeper
     _show_waits(keeper, show)
+    if request.cut:
+        refuse_later_frames(network, rounds)
+        network.stop()  # what is there is used, and nothing is waited for
     if request.roster.history:
         keeper.phase = "beginning the version"
         starts = starts_of(folder, request.roster, prepared.design.config)
         stopped = begin_version(run, network, rounds, request.party.name, starts, keeper)
         if stopped is not None:
             return stopped
-    if request.until is not None and request.until.history[-1].cut:
-        refuse_later_frames(network, rounds)
-        network.stop()  # what is there is used, and nothing is waited for
     progress = _trained(gate, rounds, show)
     if leaves(request) and progress.state.step == rounds.last_step:
         progress.ending = Ending.COMPLETED
@@ -156,5 +153,13 @@ def _show_waits(keeper: StatusKeeper, show: ShowStanding) -> None:
 def _checkpoint_before(run: Run, rounds: Rounds) -> Checkpoint | None:
     """Return the newest checkpoint from which the last step of this version can be reached."""
     assert run.checkpoints is not None
+    newest = newest_checkpoint(run)
+    if newest is None or newest.step <= rounds.last_step:
+        return newest
     steps = [s for s in run.checkpoints.complete_steps() if s <= rounds.last_step]
-    return run.checkpoints.load(steps[-1]) if rounds.until and steps else newest_checkpoint(run)
+    if not steps:
+        raise ConfigError(
+            f"this party has made step {newest.step} already, and the next version of the roster "
+            f"begins after step {rounds.last_step}; have it amended with a later --at-round"
+        )
+    return run.checkpoints.load(steps[-1])

@@ -103,6 +103,11 @@ def known_place(party: PartyFolder, roster: Roster, out: Path | None = None) -> 
     return None if pointer is None else out or Path(_read(pointer)["folder"])
 
 
+def has_begun(path: Path, roster: Roster) -> bool:
+    """Say whether a later version has begun in a results folder: its first model is on disk."""
+    return any((home_of(path, roster) / START).glob("step-*.json"))
+
+
 def previous_roster(party: PartyFolder, roster: Roster, out: Path | None = None) -> Roster | None:
     """Return the version before a roster, as this party has run it; None: it has not."""
     pointer = _pointer(party, roster.history[-1].fingerprint) if roster.history else None
@@ -127,7 +132,7 @@ def _of_version(
     newer = [
         found
         for found in _rosters_in(path)
-        if found.version > roster.version and (home_of(path, found) / START).exists()
+        if found.version > roster.version and has_begun(path, found)
     ]
     if newer:
         raise ConfigError(
@@ -149,7 +154,7 @@ def _make_room(path: Path, home: Path, roster: Roster) -> None:
     other = Roster.load(home / ROSTER)
     if other.fingerprint == roster.fingerprint:
         return
-    if (home / START).exists() and last_step(path) >= other.history[-1].steps:
+    if has_begun(path, other) and last_step(path) >= other.history[-1].steps:
         found = "; ".join(map(str, differences(other, roster)))
         raise ConfigError(
             f"version {roster.version}: this party has gone on with another roster of this version "

@@ -16,7 +16,7 @@ from torch import nn
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.agreement import examine
 from dpcsgp.federation.amending import check_succession
-from dpcsgp.federation.archive import Archive
+from dpcsgp.federation.archive import Archive, Ended
 from dpcsgp.federation.history import spent_by
 from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.party_folder import PartyFolder
@@ -27,7 +27,7 @@ from dpcsgp.federation.rounds import Rounds
 from dpcsgp.federation.run_place import (
     JOURNAL,
     NOTICES,
-    START,
+    has_begun,
     home_of,
     kept_steps,
     known_place,
@@ -96,7 +96,7 @@ def archives_of(
         if before is None or not (home_of(results, before) / JOURNAL).exists():
             break
         design, home = examine(before, model).design, home_of(results, before)
-        node = before.node_of(party.name)
+        counts, node = Rounds(before, design, after), before.node_of(party.name)
         found.append(
             Archive(
                 node=node,
@@ -104,8 +104,8 @@ def archives_of(
                 topology=before.topology,
                 roster_digest=bytes.fromhex(before.fingerprint),
                 folder=home / JOURNAL,
-                size_of_round=Rounds(before, design, after).size_of_frame,
-                ended=moved_on(after),
+                size_of_round=counts.size_of_frame,
+                ended=Ended(moved_on(after), counts.end - counts.shift),
                 notices=notice_board(home, before, node, design),
             )
         )
@@ -166,7 +166,7 @@ def check_own_history(path: Path, roster: Roster, name: str) -> None:
     Raises:
         ConfigError: names what the roster says and what was released.
     """
-    if (home_of(path, roster) / START).exists():
+    if has_begun(path, roster):
         return  # it has begun, and its releases are beside those of the history
     last = roster.history[-1]
     stated = list(spent_by(roster.history, name))

@@ -3,10 +3,10 @@
     last round of the old version -> own model kept in `start/` -> network of the new version
     -> everybody's model to everybody, where somebody joined -> first checkpoint -> training
 
-Gossip starts anew: public copies at zero, weights at one, the anchor at the public initial model.
-So models need not fit together, and every party may begin with the one it has. A newcomer takes the
-mean of the models that its staying senders hand over. A model is post-processing of releases that
-are in the ledgers: handing it over costs nothing.
+Gossip starts anew: weights at one, the anchor at the public initial model, public copies at zero or
+at what was handed over. So models need not fit together, and every party may begin with the one it
+has. A newcomer takes the mean of the models that its staying senders hand over. A model is
+post-processing of releases that are in the ledgers: handing it over costs nothing.
 
 Whatever is killed in between is done again with the same values: the model in `start/` is written
 once, and the frame with it is journaled before it leaves.
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpcsgp.algorithms.error_feedback import PublicCopies
 from dpcsgp.config import Config
 from dpcsgp.errors import WaitStoppedError
 from dpcsgp.federation.history import released_by
@@ -32,7 +33,7 @@ from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.rounds import Rounds
 from dpcsgp.federation.run_place import START, home_of
 from dpcsgp.privacy.ledger import LedgerBook
-from dpcsgp.records.checkpoint import CheckpointFolder
+from dpcsgp.records.checkpoint import Checkpoint, CheckpointFolder
 from dpcsgp.records.ending import Ending
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.wording import standing
@@ -87,59 +88,71 @@ def begin_version(
     roster, step = rounds.roster, rounds.roster.history[-1].steps
     if run.checkpoints.complete_steps():
         return None
-    if not starts.complete_steps():  # a newcomer
+    if not starts.complete_steps():
+        assert name in roster.newcomers  # all others have finished the version before
         start_ND = run.anchor_D.expand(len(run.network.nodes), -1).clone()
         keep_start(starts, roster, start_ND, None, run)
     start = starts.load(step)
     traffic = {**start.meta["traffic"], "rounds": 0}  # a journal of its own
     network.traffic.restore(**traffic)
     model_ND = start.tensors[_MODEL]
-    progress = _progress(run, rounds, model_ND, start.tensors, start.meta["seconds"])
+    progress = _progress(run, rounds, model_ND, start, None)
     # Something to show, should the others not come.
     run.recorder.keep_until(step - 1)
     record(run, progress)
     keeper.standing = standing(run, progress)
     if roster.newcomers:
         try:
-            model_ND = _handed_over(network, roster, name, model_ND)
+            heard_SD = _handed_over(network, model_ND)
         except WaitStoppedError:
             progress.ending, progress.detail = Ending.INTERRUPTED, f" at step {step}"
             return progress
-    progress = _progress(run, rounds, model_ND, start.tensors, start.meta["seconds"])
+        if name in roster.newcomers:
+            model_ND = _mean_of_staying(network, roster, name, heard_SD, model_ND)
+        progress = _progress(run, rounds, model_ND, start, heard_SD)
     save_checkpoint(run, progress)
     log.info("version %d of the roster began at round %d", roster.version, rounds.first)
     return None
 
 
 def _progress(
-    run: Run, rounds: Rounds, model_ND: Tensor, kept: dict[str, Tensor], seconds: float
+    run: Run, rounds: Rounds, model_ND: Tensor, start: Checkpoint, heard_SD: Tensor | None
 ) -> Progress:
     """Return the first progress of a version: gossip starts anew from the model."""
-    step = rounds.roster.history[-1].steps
     state = run.algorithm.init(model_ND.clone(), run.anchor_D)
-    state = state._replace(step=step, round=rounds.first)
-    memory = {name: kept.get(name, zero) for name, zero in run.optimizer.init(model_ND).items()}
-    return Progress(state, memory, seconds=seconds)
+    state = state._replace(step=start.step, round=rounds.first)
+    if heard_SD is not None and "x_hat_ND" in state._fields:
+        # Everybody who hears a node was told its model to the last bit.
+        copies = PublicCopies.heard(heard_SD - run.anchor_D, run.network)
+        state = state._replace(**copies._asdict())
+    fresh = run.optimizer.init(model_ND)
+    memory = {name: start.tensors.get(name, zero) for name, zero in fresh.items()}
+    return Progress(state, memory, seconds=start.meta["seconds"])
 
 
-def _handed_over(network: PartyNetwork, roster: Roster, name: str, model_ND: Tensor) -> Tensor:
-    """Hand the own model over and return the one to begin with: a newcomer takes the others'."""
-    raw = model_ND.contiguous().numpy().astype("<f4").view(np.uint8)
-    rows_SB = network.exchange(torch.from_numpy(raw.copy()))
-    if name not in roster.newcomers:
-        return model_ND
-    models_SD = rows_SB.numpy().view("<f4")
-    stay = {
-        roster.parties[sender].name: models_SD[row]
-        for row, sender in enumerate(network.senders)
-        if roster.parties[sender].name not in roster.newcomers and np.isfinite(models_SD[row]).all()
-    }
+def _handed_over(network: PartyNetwork, model_ND: Tensor) -> Tensor:
+    """Hand the own model over and return those of all senders (S, D); not finite ones are zero."""
+    raw_NB = model_ND.contiguous().numpy().astype("<f4").view(np.uint8)
+    models_SD = network.exchange(torch.from_numpy(raw_NB.copy())).numpy().view("<f4")
+    heard_SD = torch.from_numpy(models_SD.astype(np.float32))
+    for row, sender in enumerate(network.senders):
+        if not heard_SD[row].isfinite().all():
+            log.warning("node %d handed over a model that is not finite", sender)
+            heard_SD[row] = 0.0
+    return heard_SD
+
+
+def _mean_of_staying(
+    network: PartyNetwork, roster: Roster, name: str, heard_SD: Tensor, model_ND: Tensor
+) -> Tensor:
+    """Return the model that a newcomer begins with."""
+    names = {row: roster.parties[sender].name for row, sender in enumerate(network.senders)}
+    stay = {row: sender for row, sender in names.items() if sender not in roster.newcomers}
     if not stay:
         log.warning("no party that stays sends to %s: it begins with the initial model", name)
         return model_ND
-    log.info("%s begins with the models of %s", name, ", ".join(stay))
-    mean_D = np.mean(list(stay.values()), axis=0, dtype=np.float64)
-    return torch.from_numpy(mean_D.astype(np.float32))[None]
+    log.info("%s begins with the models of %s", name, ", ".join(stay.values()))
+    return heard_SD[list(stay)].double().mean(0, keepdim=True).to(model_ND.dtype)
 
 
 def book_lost(folder: ResultsFolder, roster: Roster, node: int, config: Config) -> int:
