@@ -21,6 +21,7 @@ from dpcsgp.federation.party_request import PartyRequest, as_leaver
 from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import finished_summary
+from dpcsgp.federation.status_page import PageAddress
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
 from dpcsgp.runs.script_words import named_callback
@@ -46,6 +47,7 @@ def take_part(
     device: str = "cpu",
     seed: int | None = None,
     patience: float | None = None,
+    page: int | str | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     should_stop: Callable[[int], object] | None = None,
     trackers: Sequence[str] = (),
@@ -67,6 +69,8 @@ def take_part(
         device: Where gradients are computed.
         seed: For experiments: fixed private noise. The run is then not private.
         patience: Seconds of a peer's silence after which to give up; default: never.
+        page: Port of this machine at which a page and metrics show how it goes; 0: any free one,
+            which `dpcsgp party status` names. None: there is none.
         on_evaluation: Called with every row of the history as it is written.
         should_stop: Called with the number of steps done; True ends this start there.
         trackers: Any of "tensorboard", "mlflow", "wandb": this party's evaluations go there too.
@@ -90,6 +94,7 @@ def take_part(
         seed,
         patience,
         built_module(model, agreed.config.run.seed) if model is not None else None,
+        page=PageAddress.parse(str(page)) if page is not None else None,
         trackers=tuple(trackers),
     )
     watch = named_callback("on_evaluation", on_evaluation)

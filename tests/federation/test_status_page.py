@@ -21,8 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 sys.path.insert(0, str(Path(__file__).parent))
 from parties import pair
 from raw_caller import RawCaller, Scene
+from running import make_federation
 from status_facts import kept_status, training_facts
 
+import dpcsgp
 from dpcsgp.errors import ConfigError, WaitStoppedError
 from dpcsgp.federation import status_page
 from dpcsgp.federation.party_network import PartyNetwork
@@ -214,6 +216,15 @@ def test_addresses_that_others_reach_need_another_word(text: str) -> None:
     with pytest.raises(ConfigError, match=r"others can reach this address.*--page-anyone"):
         PageAddress.parse(text)
     assert not PageAddress.parse(text, anyone=True).is_local
+
+
+def test_from_python_too_the_page_is_for_this_machine(tmp_path: Path) -> None:
+    make_federation(tmp_path, 2)
+    with pytest.raises(ConfigError, match="others can reach this address"):
+        dpcsgp.take_part(tmp_path / "federation.toml", tmp_path / "lab-0", page="0.0.0.0:80")
+    with pytest.raises(ConfigError, match="--page 70000: expected PORT"):
+        dpcsgp.take_part(tmp_path / "federation.toml", tmp_path / "lab-0", page=70000)
+    assert not (tmp_path / "lab-0" / "runs").exists()
 
 
 @pytest.mark.parametrize("text", ["", "x", "70000", "-1", "localhost:", "1.5", "٣"])
