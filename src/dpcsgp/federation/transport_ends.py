@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -72,6 +73,7 @@ class Desk:
         fail: is told when this party must not go on.
         timing: limits of a line.
         wakers: one event per sending end, set when an own frame is released.
+        knocks: one event per neighbour, set when it has called: it is there, and can be dialled.
     """
 
     node: int
@@ -84,6 +86,7 @@ class Desk:
     fail: Callable[[JournalError], None]
     timing: Timing = Timing()
     wakers: set[asyncio.Event] = field(default_factory=set)
+    knocks: dict[int, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
 
     def facts(self, peer: Peer) -> messages.Facts:
         """Return what this party says to a peer in a hello now."""

@@ -134,6 +134,7 @@ class Reception:
 
     async def _serve(self, line: GrpcLine, peer: Peer, method: Method) -> None:
         await greet(line, self._desk.facts(peer), self._desk.timing.hello, calling=False)
+        self._desk.knocks[peer.node].set()
         if method is Method.HELLO:
             return
         # A peer that lost its connection calls again before the loss is noticed here.
