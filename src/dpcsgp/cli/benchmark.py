@@ -20,7 +20,8 @@ def benchmark(
     group: Annotated[
         str,
         typer.Argument(
-            help="clipping, models, compression, mixing, noise, step, scale or all.",
+            help="clipping, models, compression, mixing, noise, step, scale or all (of these); "
+            "federation; link.",
             metavar="[GROUP]",
         ),
     ] = "all",
@@ -29,7 +30,10 @@ def benchmark(
     ] = False,
     figure: Annotated[
         Path | None,
-        typer.Option(help="Draw cost and memory against the number of nodes.", metavar="FILE.png"),
+        typer.Option(
+            help="With scale: cost against the number of nodes. With link: accuracy against time.",
+            metavar="FILE.png",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -38,28 +42,31 @@ def benchmark(
     Exit code 1 if a limit is broken. Opacus comes with `pip install "dpcsgp[bench]"`; without it
     its rows are left out, and so are models of transformers and peft where these are missing.
 
-    Examples: a few seconds; some minutes and 8 GB of memory; 10 to 1000 simulated nodes:
+    `federation` starts parties on this machine and compares them with `launch`. `link` lets five
+    parties learn MNIST over links of 4 Mbit/s with 50 ms delay, with small and with exact messages.
+
+    Examples: a few seconds; some minutes and 8 GB of memory; 10 to 1000 simulated nodes; parties
+    beside `launch`, minutes; thin links, minutes:
 
     ```
     dpcsgp benchmark noise
     dpcsgp benchmark all --json > speed.json
     dpcsgp benchmark scale --figure docs/figures/scale.png
+    dpcsgp benchmark federation
+    dpcsgp benchmark link --figure docs/figures/link.png
     ```
     """
-    from dpcsgp.benchmarking import benchmark as measure
     from dpcsgp.errors import ConfigError
 
     # Refused before minutes of measuring.
-    if figure is not None and group not in ("scale", "all"):
+    if figure is not None and group not in ("scale", "all", "link"):
         raise ConfigError(
-            f"--figure {figure}: drawn from the group scale; use `dpcsgp benchmark scale "
+            f"--figure {figure}: drawn from the groups scale and link; use `dpcsgp benchmark scale "
             f"--figure {figure}`"
         )
-    outcome = measure(group, quick)
+    outcome = _measured(group, quick)
     if figure is not None:
-        from dpcsgp.report.scale_figure import write_scale_figure
-
-        write_scale_figure(figure, [point.as_dict() for point in outcome.scale])
+        _draw(figure, outcome, quick)
     if as_json:
         typer.echo(strict_json(outcome.as_dict()))
     else:
@@ -67,6 +74,33 @@ def benchmark(
     # None: a ratio that is held to no limit
     if any(ratio.passed is False for ratio in outcome.ratios):
         raise typer.Exit(1)
+
+
+def _measured(group: str, quick: bool) -> Measurements:
+    from dpcsgp.benchmarking import benchmark as measure
+
+    # Parties stand above the other groups: a federation uses all of them.
+    if group == "federation":
+        from dpcsgp.federation.overhead import benchmark_federation
+
+        return benchmark_federation(quick)
+    if group == "link":
+        from dpcsgp.federation.link_trial import benchmark_link
+
+        return benchmark_link(quick, lambda text: typer.echo(text, err=True))
+    return measure(group, quick)
+
+
+def _draw(figure: Path, outcome: Measurements, quick: bool) -> None:
+    if not outcome.curves:
+        from dpcsgp.report.scale_figure import write_scale_figure
+
+        write_scale_figure(figure, [point.as_dict() for point in outcome.scale])
+        return
+    from dpcsgp.federation.link_trial import link_title
+    from dpcsgp.report.link_figure import write_link_figure
+
+    write_link_figure(figure, outcome.curves, *link_title(quick))
 
 
 def _print(outcome: Measurements, figure: Path | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from dpcsgp.errors import WireError
 from dpcsgp.federation.peers import Peer, Self
-from dpcsgp.federation.transport_client import keep_calling, say_hello
+from dpcsgp.federation.transport_client import keep_calling, knock, say_hello
 from dpcsgp.federation.transport_ends import Desk, LineClosedError
 from dpcsgp.federation.transport_server import Reception
 
@@ -79,6 +79,12 @@ class Transport:
             asyncio.ensure_future(keep_calling(self._own, desk, peer, method, self._closing))
             for desk in self._desks
             for peer, method in desk.neighbours.calls()
+        ]
+        called = {peer.node for peer, _ in self._desk.neighbours.calls()}
+        self._callers += [
+            asyncio.ensure_future(knock(self._own, self._desk, peer))
+            for peer in self._desk.neighbours.all()
+            if peer.address is not None and peer.node not in called
         ]
 
     async def _close(self, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -14,6 +15,7 @@ from dpcsgp.errors import WireError
 from dpcsgp.federation.peers import Method, Peer, Self
 from dpcsgp.federation.transport_ends import (
     Desk,
+    LineClosedError,
     Timing,
     first_to_end,
     greet,
@@ -24,6 +26,7 @@ from dpcsgp.federation.transport_grpc import GrpcLine, client_options, grpc, pat
 from dpcsgp.federation.transport_messages import Facts, refusal
 
 _FAREWELL_SECONDS = 1.0  # for the last messages to get through when this party leaves
+_LEAST_PAUSE = 0.05  # between two attempts, however often a neighbour calls
 _LOG = logging.getLogger(__name__)
 
 
@@ -39,7 +42,23 @@ async def keep_calling(
             if desk.status.trouble(peer.node, str(error)):
                 _LOG.warning("no line with %s (%s): %s", peer, method.value, error)
         if not closing.is_set():
-            await first_to_end(_until(closing), asyncio.sleep(pauses.next()))
+            await _pause(desk, peer, closing, pauses)
+
+
+async def knock(own: Self, desk: Desk, peer: Peer) -> None:
+    """Tell a neighbour that dials this party that it is there; who is away is not told."""
+    with contextlib.suppress(WireError, LineClosedError):
+        await say_hello(own, peer, desk.roster_digest, desk.timing.hello)
+
+
+async def _pause(desk: Desk, peer: Peer, closing: asyncio.Event, pauses: Pauses) -> None:
+    """Wait before the next attempt; a neighbour that has just called is dialled soon."""
+    knocked = desk.knocks[peer.node]
+    await asyncio.sleep(_LEAST_PAUSE)
+    await first_to_end(_until(closing), _until(knocked), asyncio.sleep(pauses.next()))
+    if knocked.is_set():
+        knocked.clear()
+        pauses.start_over()
 
 
 def _is_settled(desk: Desk, peer: Peer, method: Method) -> bool:

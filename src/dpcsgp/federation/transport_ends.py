@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -77,6 +78,7 @@ class Desk:
         over: what to say to those who have an older version of the roster, by its digest (hex).
         ended: why the rounds end before those of the plan, if they do; "": they do not. Then
             nobody is dialled any more who has them all.
+        knocks: one event per neighbour, set when it has called: it is there, and can be dialled.
     """
 
     node: int
@@ -92,6 +94,7 @@ class Desk:
     notices: NoticeBoard | None = None
     over: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""
+    knocks: dict[int, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
 
     def wake(self) -> None:
         """Tell all ends that there is something to send."""

@@ -162,6 +162,7 @@ class Reception:
         return desk, peer
 
     async def _serve(self, line: GrpcLine, desk: Desk, peer: Peer, method: Method) -> None:
+        desk.knocks[peer.node].set()
         if method is Method.HELLO:
             return
         # A peer that lost its connection calls again before the loss is noticed here.
