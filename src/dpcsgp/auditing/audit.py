@@ -35,6 +35,7 @@ from dpcsgp.auditing.laws import MechanismAudit, audit_mechanism
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import composed_epsilon
+from dpcsgp.privacy.events import relation_of_unit
 from dpcsgp.randomness import PublicRandomness
 
 TRIALS: Final = 1000
@@ -104,7 +105,7 @@ def audit(
         )
     started = time.monotonic()
     setting = Setting.of(config, sizes)
-    check_fault(fault, setting.mechanism)
+    check_fault(fault, setting.mechanism, setting.rows_per_unit)
     mechanism = audit_mechanism(setting, draws, fault)
     # trials run side by side in batches, every other one with the canary
     parts, num_messages = [], 0
@@ -162,7 +163,9 @@ def _judge(
         passed=bound <= claimed and mechanism.passed,
         stream_passed=bound <= claimed,
         stream_informative=bound >= INFORMATIVE * claimed,
-        neighbouring_relation=event.relation,
+        neighbouring_relation=relation_of_unit(
+            event.relation, "person" if setting.config.privacy.max_rows_per_unit else "example"
+        ),
         fault=fault,
         algorithm=setting.config.algorithm.name,
         compression=setting.config.compression.spec,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -67,6 +68,7 @@ class Setting:
     algorithm: Algorithm[Any]
     dim: int
     stated_batch: tuple[int, int]  # expected batch size and number of examples of the run itself
+    rows_per_unit: int = 1  # rows of a person, if persons are the unit of privacy
 
     @classmethod
     def of(cls, config: Config, sizes: Sequence[int] | None = None) -> Setting:
@@ -102,7 +104,9 @@ class Setting:
         steps = min(config.algorithm.steps, MOST_STEPS)
         delta = per_node(config.privacy.delta, config.graph.num_nodes)[node]
         algorithm = _algorithm(config, dim)
-        return cls(config, mechanism.event(0), steps, delta, mechanism, algorithm, dim, stated)
+        rows = max(1, config.privacy.max_rows_per_unit)
+        event = mechanism.event(0)
+        return cls(config, event, steps, delta, mechanism, algorithm, dim, stated, rows)
 
     @property
     def group(self) -> int:
@@ -294,6 +298,39 @@ class CanaryTask:
         return {}
 
 
+@final
+@dataclass(frozen=True)
+class CanaryPersons:
+    """The same with persons: every row of person 0 of a victim is the canary."""
+
+    single: CanaryTask
+    max_rows_per_unit: int
+
+    @property
+    def rows(self) -> CanaryPersons:
+        """The rows of person k are M k, ..., M k + M - 1."""
+        return self
+
+    @property
+    def held_examples(self) -> tuple[int, ...]:
+        """How many persons each node holds."""
+        return self.single.held_examples
+
+    def rows_of_unit(self, row: int, unit: int) -> np.ndarray:
+        """Return the numbers of a person's rows."""
+        return np.arange(self.max_rows_per_unit) + unit * self.max_rows_per_unit
+
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return rows by their numbers."""
+        return self.single.examples(indices_NE // self.max_rows_per_unit, rows)
+
+    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return random rows and targets."""
+        return self.single.public_rows(count)
+
+
 def build_run(
     setting: Setting,
     inside: Tensor,
@@ -316,9 +353,11 @@ def build_run(
     mechanism = _of_all(setting.mechanism, len(inside), private, fault)
     module = nn.Sequential(nn.Linear(setting.dim, 1, bias=False))
     task = CanaryTask(module, canary_ND, mechanism.num_examples)
+    rows = setting.rows_per_unit
+    source = task if rows == 1 else CanaryPersons(task, rows)
     gradients = PrivateGradients(
-        source=task,
-        engine=clipping_engine(module, output_as_loss),
+        source=source,
+        engine=clipping_engine(module, output_as_loss, rows_per_unit=rows),
         mechanism=mechanism,
         budget=Budget.unlimited(nodes),
         ledger=CountedReleases(),

@@ -67,10 +67,19 @@ def audit(
     dpcsgp audit --set privacy.max_colluders=2 --break one-more-colluder
     ```
 
+    For persons as the unit of privacy every row of the canary's is longer than the clip norm; rows
+    that are clipped one by one must fail:
+
+    ```
+    dpcsgp audit --set privacy.max_rows_per_unit=4
+    dpcsgp audit --set privacy.max_rows_per_unit=4 --break rows-apart
+    ```
+
     What --break plants: noise (a tenth of it), clipping (none), order (messages encoded before the
     noise), rate (sampling rate + 20 %), double-rate, reused-noise (of step 2k at 2k + 1),
     same-batch (in every step), mean-clipping (by the mean norm of the batch), drawn-size (as the
-    divisor), copied-noise (of even coordinates to odd ones); with privacy.max_colluders also
+    divisor), copied-noise (of even coordinates to odd ones), rows-apart (of a person, with
+    privacy.max_rows_per_unit); with privacy.max_colluders also
     pair-stream-twice (of step 2k at 2k + 1), pair-sign (not flipped), one-more-colluder and
     pair-within (taken back at 2k + 1).
 

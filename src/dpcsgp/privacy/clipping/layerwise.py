@@ -87,6 +87,7 @@ class _Plan(NamedTuple):
     explicit: tuple[str, ...]
     rows: int
     shared: Shared
+    usual_rows: int  # of a chunk, if memory did not ask for fewer
 
 
 class _Node(NamedTuple):
@@ -109,12 +110,14 @@ class LayerwiseEngine:
         views: int = 1,
         most_rows: int = _MOST_ROWS,
         unit: bool = False,
+        fit_rows: int | None = None,
     ) -> None:
         self.module: Final = module
         self._loss = loss
         self._views = views
         self._most_rows = most_rows
         self._unit = unit
+        self._fit_rows = most_rows if fit_rows is None else fit_rows  # what memory allows for
         self._layout = ParameterLayout.of(module)
         self._owned = owned_parameters(module)
         self._slots = parameter_slots(module)
@@ -132,7 +135,11 @@ class LayerwiseEngine:
     def with_most_rows(self, most_rows: int) -> LayerwiseEngine:
         """Return an engine whose chunks have at most so many rows, views and units taken apart."""
         examples = max(1, most_rows // self._views)
-        return self if examples >= self._most_rows else self._like(self.module, examples)
+        if examples >= self._most_rows:
+            return self
+        return LayerwiseEngine(
+            self.module, self._loss, self._views, self._most_rows, self._unit, examples
+        )
 
     def row_bytes(self, parameters_1D: Tensor, public: Tensor) -> int:
         """Return what one more row keeps in memory from the forward to the backward pass."""
@@ -163,7 +170,8 @@ class LayerwiseEngine:
         return sum(kept.values()) + backprops + rows.nbytes
 
     def _like(self, module: nn.Module, most_rows: int) -> LayerwiseEngine:
-        return LayerwiseEngine(module, self._loss, self._views, most_rows, self._unit)
+        fit_rows = min(self._fit_rows, most_rows)
+        return LayerwiseEngine(module, self._loss, self._views, most_rows, self._unit, fit_rows)
 
     def deterministic(self, public: Tensor) -> LayerwiseEngine:
         """Return this engine, or one in eval() mode if outputs are random in train() mode."""
@@ -284,6 +292,8 @@ class LayerwiseEngine:
         edges = [call.edge for call in calls]
         all_backprops = list(torch.autograd.grad(total, edges, allow_unused=True))
         self._memory.reset()  # what the chunk before held there is summed
+        if plan.rows < plan.usual_rows:
+            self._memory.fewest_rows = plan.usual_rows
         uses: dict[str, list[GradSample]] = {}
         with torch.no_grad():
             while calls:
@@ -380,7 +390,9 @@ class LayerwiseEngine:
                 outputs, calls = forward(length, shared)
                 exact -= wrongly_covered(self._owned, parameters, outputs, calls, length)
             explicit = [name for name in self._layout.names if name not in exact]
-            self._plans[key] = _Plan(frozenset(exact), tuple(explicit), self._rows(calls), shared)
+            usual = self._rows(calls)
+            rows = min(usual, self._fit_rows)
+            self._plans[key] = _Plan(frozenset(exact), tuple(explicit), rows, shared, usual)
             warn_of_explicit_gradients(self.module, explicit)
         return self._plans[key]
 
