@@ -46,7 +46,11 @@ def new(
 ) -> None:
     """Make keys, certificate and card of a new party. Keys never leave the folder.
 
-    Example: dpcsgp party new hospital-a --address a.example.org:7400
+    Example:
+
+    ```
+    dpcsgp party new hospital-a --address a.example.org:7400
+    ```
     """
     from dpcsgp.federation.cards import check_address
     from dpcsgp.federation.party_folder import PartyFolder
@@ -74,7 +78,11 @@ def card(
 ) -> None:
     """Print this party's card, or change what it promises and sign it anew.
 
-    Example: dpcsgp party card --num-examples 1200 --epsilon 2 --delta 1e-5
+    Example:
+
+    ```
+    dpcsgp party card --num-examples 1200 --epsilon 2 --delta 1e-5
+    ```
     """
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
 
@@ -96,7 +104,11 @@ def approve(
 ) -> None:
     """Show what this party promises and what it costs, ask, and record its consent.
 
-    Example: dpcsgp party approve federation.toml
+    Example:
+
+    ```
+    dpcsgp party approve federation.toml
+    ```
     """
     from rich.console import Console
 

@@ -53,7 +53,11 @@ def run(
 
     Exit code 130: stopped, to be continued. 2: refused, nothing was spent. 1: failed.
 
-    Example: dpcsgp party run federation.toml --data data.npz
+    Example:
+
+    ```
+    dpcsgp party run federation.toml --data data.npz
+    ```
     """
     from rich.console import Console
 
