@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -132,6 +132,11 @@ class UserData:
             torch.zeros(inputs.shape, dtype=inputs.dtype),
             torch.zeros(targets.shape, dtype=targets.dtype),
         )
+
+    def with_fact(self, name: str, value: str) -> UserData:
+        """Return the same data with one more fact that all processes share."""
+        facts = replace(self.facts, details=(*self.facts.details, (name, value)))
+        return replace(self, facts=facts)
 
     def connect(self, module: nn.Module) -> None:
         """Let the module take packed inputs, where inputs have parts."""
