@@ -103,7 +103,7 @@ def test_a_pass_is_seen_with_all_that_it_holds() -> None:
         return measure_passes(engine, module, *rows).bytes_per_row
 
     # at least the hidden layer, its activation and its gradient are held for every row
-    assert per_row(4096) - per_row(1024) > 3 * 4 * 3072
+    assert per_row(4096) - per_row(1024) >= 3 * 4 * 3072
 
 
 def command(
