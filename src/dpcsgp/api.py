@@ -30,7 +30,7 @@ from dpcsgp.modes import uncompiled
 from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
-from dpcsgp.runs.default_settings import with_defaults
+from dpcsgp.runs.default_settings import CHOSEN, open_settings, with_defaults
 from dpcsgp.runs.design import design_run
 from dpcsgp.runs.facts import declared_facts, write_own_facts
 from dpcsgp.runs.folder import (
@@ -164,6 +164,7 @@ def train(
             collate,
             units,
         )
+        data = data.with_fact(CHOSEN, ", ".join(open_settings(whole)))
         whole = with_defaults(
             whole, module, data.facts.num_examples, classes=loss == "cross_entropy", started=started
         )

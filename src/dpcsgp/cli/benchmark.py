@@ -107,8 +107,6 @@ def _print(outcome: Measurements, figure: Path | None) -> None:
     from rich.console import Console
 
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)  # into a file: no line is broken
     console.print(_ratio_table(outcome.ratios))
     if outcome.scale:
         console.print(_scale_table(outcome))
@@ -121,27 +119,29 @@ def _print(outcome: Measurements, figure: Path | None) -> None:
 
 
 def _ratio_table(ratios: list[Ratio]) -> Table:
+    """Two lines for every ratio: the numbers, and below them against what, and a note."""
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="ratios: median over rounds, quartiles in brackets", title_justify="left")
-    for heading in ("", "against", "ratio", "limit", "", "ours", "peer", "wall / cpu"):
-        table.add_column(heading, justify="left" if heading in ("", "against") else "right")
+    table = Table(
+        title="ratios: median over rounds, quartiles in brackets",
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("", "ratio", "limit", "", "ours", "peer"):
+        table.add_column(heading, justify="left" if not heading else "right")
     for ratio in ratios:
-        sense = "at least" if ratio.at_least else "at most"
-        limit = "" if ratio.limit is None else f"{sense} {ratio.limit:g}"
+        limit = "" if ratio.limit is None else f"{'>=' if ratio.at_least else '<='} {ratio.limit:g}"
         verdict = {None: "", True: "[green]pass[/]", False: "[bold red]FAIL[/]"}[ratio.passed]
-        clocks = (
-            "" if ratio.value_wall is None else f"{ratio.value_wall:.2f} / {ratio.value_cpu:.2f}"
-        )
+        against = f"against {ratio.peer}" + (f"; {ratio.note}" if ratio.note else "")
         table.add_row(
-            f"{ratio.name}\n  [dim]{ratio.note}[/]" if ratio.note else ratio.name,
-            ratio.peer,
-            f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
+            f"{escape(ratio.name)}\n  [dim]{escape(against)}[/]",
+            f"{ratio.value:.2f}\n({ratio.low:.2f}-{ratio.high:.2f})",
             limit,
             verdict,
             _amount(ratio.ours, ratio.unit),
             _amount(ratio.peers, ratio.unit),
-            clocks,
         )
     return table
 

@@ -39,7 +39,11 @@ def new(
 ) -> None:
     """Make a roster from a plan and the parties' cards; what cannot work is refused.
 
-    Example: dpcsgp federation new plan.toml cards/*.card.toml --out federation.toml
+    Example:
+
+    ```
+    dpcsgp federation new plan.toml cards/*.card.toml --out federation.toml
+    ```
     """
     from rich.console import Console
 
@@ -72,7 +76,11 @@ def show(
 
     Exit code 1: the two rosters differ.
 
-    Example: dpcsgp federation show federation.toml
+    Example:
+
+    ```
+    dpcsgp federation show federation.toml
+    ```
     """
     from dpcsgp.federation.roster import Roster
 
@@ -170,7 +178,11 @@ def demo(
 
     Exit code 0: all ended, and nobody released anything twice.
 
-    Example: dpcsgp federation demo
+    Example:
+
+    ```
+    dpcsgp federation demo
+    ```
     """
     from rich.console import Console
 

@@ -48,7 +48,11 @@ def new(
 ) -> None:
     """Make keys, certificate and card of a new party. Keys never leave the folder.
 
-    Example: dpcsgp party new hospital-a --address a.example.org:7400
+    Example:
+
+    ```
+    dpcsgp party new hospital-a --address a.example.org:7400
+    ```
     """
     from dpcsgp.federation.cards import check_address
     from dpcsgp.federation.party_folder import PartyFolder
@@ -76,7 +80,11 @@ def card(
 ) -> None:
     """Print this party's card, or change what it promises and sign it anew.
 
-    Example: dpcsgp party card --num-examples 1200 --epsilon 2 --delta 1e-5
+    Example:
+
+    ```
+    dpcsgp party card --num-examples 1200 --epsilon 2 --delta 1e-5
+    ```
     """
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
 
@@ -100,7 +108,11 @@ def approve(
 
     Of an amended roster it shows every field that changed, and what will have been spent.
 
-    Example: dpcsgp party approve federation.toml
+    Example:
+
+    ```
+    dpcsgp party approve federation.toml
+    ```
     """
     from rich.console import Console
 

@@ -86,7 +86,11 @@ def run(
     Exit code 0: done, and every receiver has every message. 130: stopped, to be continued. 2:
     refused, nothing was spent. Others: docs/exit-codes.md.
 
-    Example: dpcsgp party run federation.toml --data data.npz --page 8080
+    Example:
+
+    ```
+    dpcsgp party run federation.toml --data data.npz --page 8080
+    ```
     """
     from rich.console import Console
 

@@ -30,7 +30,11 @@ def check(
 
     A peer answers while its `party run` is up. Nothing is spent. Exit code 1: something failed.
 
-    Example: dpcsgp party check federation.toml --data data.npz
+    Example:
+
+    ```
+    dpcsgp party check federation.toml --data data.npz
+    ```
     """
     from dpcsgp.federation.cards import check_address
     from dpcsgp.federation.party_check import check_party
@@ -70,7 +74,11 @@ def status(
 
     Exit code 1: the party is not running, and its run has not ended as planned.
 
-    Example: dpcsgp party status --watch
+    Example:
+
+    ```
+    dpcsgp party status --watch
+    ```
     """
     from rich.console import Console
     from rich.live import Live

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -213,6 +213,28 @@ def _inputs(row: Row) -> str:
 
 
 def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
+    chosen = found.chosen
+    console.print(_choice(chosen), highlight=False, soft_wrap=True)
+    console.print(_table(found, top))
+    names = [row.exchange for row in _shown(found, top)]
+    for line in _legend(names, len(found.rows), found.num_tried):
+        console.print(line, highlight=False, markup=False, emoji=False)
+    if out is not None:
+        console.print(f"settings: {out}    next: dpcsgp run {out}", highlight=False, soft_wrap=True)
+
+
+def _choice(row: Row) -> str:
+    """Say what was chosen and what it costs."""
+    settings = row.config.algorithm
+    return (
+        f"chosen: {row.exchange}, {settings.steps} steps with batches of {row.batch_size}, "
+        f"learning rate {settings.learning_rate:g}\n"
+        f"it costs {row.bytes_per_edge / 1e6:.3g} MB per edge, about {row.seconds / 60:.1f} min "
+        f"and {row.memory_bytes / 1e9:.2g} GB, all nodes in one process"
+    )
+
+
+def _table(found: Plan, top: int) -> Any:
     from rich.table import Table
 
     privacy = found.chosen.config.privacy
@@ -220,8 +242,7 @@ def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("", "exchange", "features"):
         table.add_column(name, no_wrap=True)
-    costs = ("noise\nmult.", "noise\n/ref.", "short-\nfall", "MB per\nedge", "GB", "min")
-    for name in ("steps", "batch", "rate", *costs):
+    for name in ("steps", "batch", "rate", "noise", "shortfall", "MB/edge", "GB", "min"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in _shown(found, top):
         sign = ("->" if row is found.chosen else "  ") + ("*" if row.on_front else "")
@@ -234,19 +255,35 @@ def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
             str(row.batch_size),
             f"{outlook.learning_rate:g}",
             f"{outlook.noise_multiplier:.3g}",
-            f"{outlook.noise_to_reference:.2f}",
             f"{outlook.shortfall:.4f}",
             f"{row.bytes_per_edge / 1e6:.3f}",
             f"{row.memory_bytes / 1e9:.2f}",
             f"{row.seconds / 60:.1f}",
             style="bold" if row is found.chosen else "",
         )
-    console.print(table)
-    console.print(
-        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. "
-        "*: no other plan is as good in shortfall, bytes and time. "
-        "noise/ref.: noise of the averaged model per coordinate over the distance to walk.",
-        soft_wrap=True,
-    )
-    if out is not None:
-        console.print(f"settings: {out}    next: dpcsgp run {out}", highlight=False, soft_wrap=True)
+    return table
+
+
+def _legend(names: Sequence[str], num_rows: int, num_tried: int) -> list[str]:
+    """Explain the columns, and of the ways of exchanging those that are shown."""
+    marks = "".join(names)
+    ways = {
+        "rot:": "rot:b: b bits a coordinate, after a random rotation",
+        "gsgd:": "gsgd:b/k: b bits a coordinate, one scale for k of them",
+        "rand:": "rand:p: a random share p of the coordinates",
+        "none": "none: messages as they are",
+        "q-block:": "q-block:k: one of k blocks of coordinates a round, in 8 bits",
+        " /": "/3: an exchange in every third step only",
+        "end ": "end: an exchange after the last step only",
+        "local": "local: nothing is sent",
+    }
+    if any(name.startswith("block:") for name in names):
+        ways = {"block:": "block:k: one of k blocks of coordinates a round, exactly", **ways}
+    return [
+        f"{num_rows} of {num_tried} plans are within the limits; -> is chosen.",
+        "*: no other plan is as good in shortfall, bytes and time.",
+        "noise: standard deviation on the sum of a batch, in clip norms.",
+        "shortfall: how far noise and few steps are expected to keep the model from "
+        "its best; smaller is better, and only differences within this table mean something.",
+        *(text for mark, text in ways.items() if mark in marks),
+    ]

@@ -35,6 +35,7 @@ from dpcsgp.runs.default_settings import (
     RULED,
     averaged_noise,
     is_open,
+    open_settings,
     trained_coordinates,
     with_defaults,
 )
@@ -203,7 +204,7 @@ def plan(
             whole.run.test_examples, classes, collate,
         )  # fmt: skip
         data.connect(module)
-    chosen = [name for name in RULED if is_open(whole, name)]
+    chosen = list(open_settings(whole))
     norms_J = _gradient_norms(module, data) if data else None
     if norms_J is not None and is_open(whole, "privacy.clip_norm"):
         whole, chosen = _fitted_clip_norm(whole, norms_J), [*chosen, "privacy.clip_norm"]

@@ -41,13 +41,7 @@ COMPRESSORS: Final = (
     "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/64", "gsgd:8/512",
     "rand:0.5", "rand:0.1", "rand:0.02", "none",
 )  # fmt: skip
-# number, compression
-BLOCKS: Final = (
-    (10, "none"),
-    (30, "none"),
-    (3, "gsgd:8/64"),
-    (10, "gsgd:8/64"),
-)
+BLOCKS: Final = ((10, "none"), (30, "none"), (3, "gsgd:8/64"), (10, "gsgd:8/64"))
 SELDOM: Final = 3  # also try the two coarsest rotations with an exchange in every third step only
 POLISH_ROUNDS: Final = 3
 AT_THE_END: Final = "local-then-average"
@@ -331,8 +325,8 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
     for label, algorithm, spec in exchanges:
         tell(f"timing one exchange: {label}")
         # Who exchanges nothing averages nothing: shared noise would not cancel.
-        sends = find_method(algorithm["name"]).sends
-        colluders = config.privacy.max_colluders if sends else "all"
+        method = find_method(algorithm["name"])
+        colluders = config.privacy.max_colluders if method.sends else "all"
         tried = changed(
             config,
             algorithm={
@@ -349,7 +343,6 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
                 "max_colluders": colluders,
             },
         )
-        # More blocks than coordinates cannot be.
         if ways and algorithm.get("num_blocks", 1) > ways[0].design.dim:
             continue
         try:

@@ -38,10 +38,10 @@ _WRITTEN: Final = 2**22  # bytes of a timed file
 _DIGITS_TEST: Final = 297  # test examples of scikit-learn's digits
 # Vectors per node beside the state, copies of examples and sets of rows in the check at the start:
 # as found in the peaks of real runs (docs/performance.md).
-_VECTORS: Final = 6
+_VECTORS: Final = 20
 _COPIES_OF_DATA: Final = 2
 _COPIES_OF_BATCH: Final = 3
-_SETS_OF_ROWS: Final = 5
+_SETS_OF_ROWS: Final = 4
 
 
 @final

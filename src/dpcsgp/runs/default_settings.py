@@ -54,6 +54,14 @@ RULED: Final = (
 )
 
 
+CHOSEN: Final = "settings by the rule"  # among the facts that all processes share
+
+
+def open_settings(config: Config) -> tuple[str, ...]:
+    """Return the settings that the rule will fill in."""
+    return tuple(name for name in RULED if is_open(config, name))
+
+
 def is_open(config: Config, name: str) -> bool:
     """Tell whether nobody has decided about `section.key`."""
     section, key = name.split(".")

@@ -15,6 +15,7 @@ from dpcsgp.graphs import graph_constants
 from dpcsgp.privacy import neighbouring_relation
 from dpcsgp.privacy.events import relation_of_unit
 from dpcsgp.records.metrics import plain
+from dpcsgp.runs.default_settings import CHOSEN
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.training import Progress, Run
@@ -78,7 +79,17 @@ def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]
         "seconds": row["seconds"],
         "seconds_per_step": row["seconds"] / max(state.step, 1),
         "stopped_because": progress.stopped_because,
+        **_chosen(design),
     }
+
+
+def _chosen(design: RunDesign) -> dict[str, Any]:
+    """Return what the caller of `dpcsgp.train` left open, and what the rule made of it."""
+    names = dict(design.facts.details).get(CHOSEN, "")
+    if not names:
+        return {}
+    values = design.config.flat()
+    return {"settings_by_rule": {name: values[name] for name in names.split(", ")}}
 
 
 def _promise(design: RunDesign, row: Mapping[str, Any]) -> tuple[float, float, bool]:

@@ -153,6 +153,11 @@ class UserData:
             torch.zeros(targets.shape, dtype=targets.dtype),
         )
 
+    def with_fact(self, name: str, value: str) -> UserData:
+        """Return the same data with one more fact that all processes share."""
+        facts = replace(self.facts, details=(*self.facts.details, (name, value)))
+        return replace(self, facts=facts)
+
     def connect(self, module: nn.Module) -> None:
         """Let the module take packed inputs, where inputs have parts."""
         if self.form.inputs.skeleton is not None:
