@@ -31,6 +31,7 @@ from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
 from dpcsgp.runs.design import design_run
+from dpcsgp.runs.epochs import with_epochs
 from dpcsgp.runs.facts import declared_facts
 from dpcsgp.runs.folder import (
     ResultsFolder,
@@ -75,6 +76,7 @@ def train(
     metrics: Mapping[str, OwnMetric] | None = None,
     epsilon: float | Sequence[float] | None = None,
     delta: float | Sequence[float] | None = None,
+    epochs: float | None = None,
     config: Config | Path | str | None = None,
     settings: Mapping[str, Any] | Sequence[str] = (),
     num_examples: Sequence[int] | None = None,
@@ -106,6 +108,7 @@ def train(
             own `test_loss`.
         epsilon: Budget of every node, or one per node; the same as `privacy.epsilon`.
         delta: The same as `privacy.delta`; well below 1 / (examples of a node).
+        epochs: How often each example is drawn, in expectation, instead of `algorithm.steps`.
         config: All settings: a `Config`, or a TOML file. `graph.num_nodes` follows from
             `node_data`.
         settings: Changes to them, `{"algorithm.steps": 60}` or `["algorithm.steps=60"]`. Unless
@@ -155,6 +158,7 @@ def train(
         )
         data.connect(module)
         data = data.with_accuracy(module)
+        whole = with_epochs(whole, epochs, data.facts.num_examples)
         with script_words():
             design = design_run(whole, data.facts, allow_divergence or resume, module)
         data.check(module, design.mechanism.expected_batch_sizes)

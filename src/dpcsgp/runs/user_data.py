@@ -183,6 +183,8 @@ class UserData:
         sizes = sorted(set(batch_sizes), reverse=True)
         try:
             check_examples_independent(module, inputs, self.test[0] if self.test else None, sizes)
+            if isinstance(self.loss, WeightedCrossEntropy):
+                check_class_weights(self.loss.weights, self._num_outputs(module))
             check_gradients_reach(module, self.loss, (inputs, targets), self.test, sizes)
             if self._has_classes:
                 self._check_labels(module)
@@ -220,6 +222,11 @@ class UserData:
         usual = LOSSES["cross_entropy"][0]
         return self.loss is usual or isinstance(self.loss, WeightedCrossEntropy)
 
+    def _num_outputs(self, module: nn.Module) -> int:
+        # eval() for one forward pass, so that Dropout and the like keep quiet.
+        with torch.no_grad(), evaluation_mode(module):
+            return logits_of(module(self.example[0][None])).shape[1]
+
     def _misfit(self, error: Exception) -> str:
         tried = (
             "test inputs"
@@ -232,11 +239,7 @@ class UserData:
         )
 
     def _check_labels(self, module: nn.Module) -> None:
-        # eval() for one forward pass, so that Dropout and the like keep quiet.
-        with torch.no_grad(), evaluation_mode(module):
-            num_outputs = logits_of(module(self.example[0][None])).shape[1]
-        if isinstance(self.loss, WeightedCrossEntropy):
-            check_class_weights(self.loss.weights, num_outputs)
+        num_outputs = self._num_outputs(module)
         for part in self.parts.values():
             check_label_range(part, num_outputs)
         if self.test is not None:
