@@ -424,6 +424,6 @@ def test_results_can_be_taken_elsewhere(tmp_path: Path) -> None:
     graph = onnx.load(result.to_onnx(tmp_path / "model.onnx"))
     onnx.checker.check_model(graph)
     name = graph.graph.input[0].name
-    found = ReferenceEvaluator(graph).run(None, {name: TEST[0][:7].numpy()})[0]
+    (found,) = ReferenceEvaluator(graph).run(None, {name: TEST[0][:7].numpy()})
     np.testing.assert_allclose(found, result.model(TEST[0][:7]).detach().numpy(), atol=1e-6)
     assert json.loads((result.folder / "summary.json").read_text())["steps"] == 4

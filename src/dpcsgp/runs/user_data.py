@@ -196,9 +196,9 @@ class UserData:
         # Whole numbers are looked up in tables: one outside of a table fails only when it is met.
         check_ranges(module, self.loss, self.form, self.test, self.parts)
         # Metrics of the caller's own are tried once: later their errors would cost a run.
-        base = Supervised(module, *(part[None][:0] for part in self.example), (), self.test)
         start_1D = ParameterLayout.of(module).flatten(module)[None]
-        replace(base, metrics=self.metrics).evaluate(start_1D)
+        base = Supervised(module, inputs[None], targets[None], (), self.test, metrics=self.metrics)
+        base.evaluate(start_1D)
 
     def with_accuracy(self, module: nn.Module) -> UserData:
         """Return the data with accuracy among the metrics, if a loss of one's own has classes."""
