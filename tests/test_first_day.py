@@ -272,6 +272,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "classes=",
     ),
     "nested settings": ({"settings": {"algorithm": {"steps": 3}}}, r'\{"algorithm.steps": 60\}'),
+    "no number": ({"epochs": "3", "settings": {"algorithm.steps": None}}, "epochs = '3'"),
+    "no function": ({"should_stop": 5}, "should_stop = 5: expected a function"),
     "unknown key": ({"settings": {"algorithm.optimiser": "adam"}}, "did you mean 'optimizer'"),
 }
 
@@ -418,6 +420,8 @@ def test_results_can_be_taken_elsewhere(tmp_path: Path) -> None:
     from onnx.reference import ReferenceEvaluator
 
     result = fit(tmp_path / "run")
+    with pytest.raises(DataError, match=r"node = 9: .* nodes 0, 1, 2"):
+        result.state_dict(node=9)
     loaded = nn.Linear(4, 2)
     loaded.load_state_dict(result.state_dict(node=2))
     assert torch.equal(loaded(TEST[0]), result.models[2](TEST[0]))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import dpcsgp
+from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.records.metrics import read_rows
 from dpcsgp.records.trackers import Trackers, numbers_of
@@ -86,6 +87,7 @@ def test_a_tracker_that_is_missing_is_refused_before_anything_is_spent(
     with pytest.raises(ConfigError, match=r'"wandb", which is not installed; pip install "dpcsgp'):
         fit(tmp_path / "run", "wandb")
     assert not (tmp_path / "run").exists()
+    assert load_config(None, ["run.trackers=mlflow"]).run.trackers == ["mlflow"]
     with pytest.raises(ConfigError, match=r"run.trackers .*'tensorboard', 'mlflow' or 'wandb'"):
         fit(tmp_path / "run", "neptune")
 

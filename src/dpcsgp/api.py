@@ -139,6 +139,8 @@ def train(
         KeyboardInterrupt: after Ctrl-C; the step is finished and everything saved first.
     """
     environment, nodes = ProcessEnvironment.from_environment(), node_list(node_data)
+    watch = named_callback("on_evaluation", on_evaluation)
+    stop = named_callback("should_stop", should_stop)
     # Settings and model first: they are refused before large data are read.
     started = _started(out, resume)
     module, whole = settle(model, nodes, config, settings, epsilon, delta, started)
@@ -172,7 +174,6 @@ def train(
     digests = digests_of(data.parts) if private else {}
     warn_about_repeats(digests, folder)
     request = PreparedRequest(design, data, folder, resume)
-    watch = named_callback("on_evaluation", on_evaluation)
 
     def start(folder: Path) -> Callable[[dict[str, Any]], None]:
         write_classes(folder, data.classes)
@@ -181,7 +182,7 @@ def train(
 
     hooks = Hooks(
         reporter=PlainText() if verbose else Silent(),
-        should_stop=named_callback("should_stop", should_stop),
+        should_stop=stop,
         on_start=start,
         write_page=verbose,
     )

@@ -20,12 +20,12 @@ def with_epochs(config: Config, epochs: float | None, num_examples: Sequence[int
     """
     if epochs is None:
         return config
+    if not isinstance(epochs, int | float) or not (math.isfinite(epochs) and epochs > 0):
+        raise ConfigError(f"epochs = {epochs!r}: expected a number above 0")
     if "steps" in config.algorithm.model_fields_set:
         raise ConfigError(
             f"epochs = {epochs:g} and algorithm.steps = {config.algorithm.steps}: give one of them"
         )
-    if not (math.isfinite(epochs) and epochs > 0):
-        raise ConfigError(f"epochs = {epochs:g}: expected a number above 0")
     # Sizes are declared and batches expected: the number of steps is public.
     drawn = sum(
         batch
