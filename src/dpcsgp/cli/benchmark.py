@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -69,13 +69,17 @@ def benchmark(
         raise typer.Exit(1)
 
 
+_WIDE: Final = 120  # columns that a row of all parts needs
+_VERDICTS: Final = {None: "", True: "[green]pass[/]", False: "[bold red]FAIL[/]"}
+
+
 def _print(outcome: Measurements, figure: Path | None) -> None:
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=150)  # into a file: no line is broken
-    console.print(_ratio_table(outcome.ratios))
+    console.print(_ratio_table(outcome.ratios, console.width))
     if outcome.scale:
         console.print(_scale_table(outcome))
     if outcome.hotspots:
@@ -86,30 +90,49 @@ def _print(outcome: Measurements, figure: Path | None) -> None:
         console.print(f"figure: {figure}", highlight=False, soft_wrap=True)
 
 
-def _ratio_table(ratios: list[Ratio]) -> Table:
+def _ratio_table(ratios: list[Ratio], width: int = 150) -> Table:
+    """Put one ratio in a row; on a narrow terminal its parts stand under each other."""
     from rich.table import Table
 
+    wide = width >= _WIDE
+    headings = ("", "against", "ratio", "limit", "", "ours", "peer", "wall / cpu")
+    headings = headings if wide else ("", "ratio", "limit", "ours, peer")
     table = Table(title="ratios: median over rounds, quartiles in brackets", title_justify="left")
-    for heading in ("", "against", "ratio", "limit", "", "ours", "peer", "wall / cpu"):
-        table.add_column(heading, justify="left" if heading in ("", "against") else "right")
+    for heading in headings:
+        justify = "left" if heading in ("", "against") else "right"
+        table.add_column(heading, justify=justify, overflow="fold")
     for ratio in ratios:
-        sense = "at least" if ratio.at_least else "at most"
-        limit = "" if ratio.limit is None else f"{sense} {ratio.limit:g}"
-        verdict = {None: "", True: "[green]pass[/]", False: "[bold red]FAIL[/]"}[ratio.passed]
-        clocks = (
-            "" if ratio.value_wall is None else f"{ratio.value_wall:.2f} / {ratio.value_cpu:.2f}"
-        )
-        table.add_row(
-            f"{ratio.name}\n  [dim]{ratio.note}[/]" if ratio.note else ratio.name,
-            ratio.peer,
-            f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
-            limit,
-            verdict,
-            _amount(ratio.ours, ratio.unit),
-            _amount(ratio.peers, ratio.unit),
-            clocks,
-        )
+        table.add_row(*(_wide_row(ratio) if wide else _narrow_row(ratio)))
     return table
+
+
+def _wide_row(ratio: Ratio) -> tuple[str, ...]:
+    clocks = "" if ratio.value_wall is None else f"{ratio.value_wall:.2f} / {ratio.value_cpu:.2f}"
+    return (
+        f"{ratio.name}\n  [dim]{ratio.note}[/]" if ratio.note else ratio.name,
+        ratio.peer,
+        f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
+        _limit(ratio),
+        _VERDICTS[ratio.passed],
+        _amount(ratio.ours, ratio.unit),
+        _amount(ratio.peers, ratio.unit),
+        clocks,
+    )
+
+
+def _narrow_row(ratio: Ratio) -> tuple[str, ...]:
+    lines = [ratio.name, f"  against {ratio.peer}", f"  [dim]{ratio.note}[/]" if ratio.note else ""]
+    return (
+        "\n".join(line for line in lines if line),
+        f"{ratio.value:.2f}\n({ratio.low:.2f}-{ratio.high:.2f})",
+        f"{_limit(ratio)}\n{_VERDICTS[ratio.passed]}",
+        f"{_amount(ratio.ours, ratio.unit)}\n{_amount(ratio.peers, ratio.unit)}",
+    )
+
+
+def _limit(ratio: Ratio) -> str:
+    sense = "at least" if ratio.at_least else "at most"
+    return "" if ratio.limit is None else f"{sense} {ratio.limit:g}"
 
 
 def _amount(value: float, unit: str) -> str:
@@ -134,7 +157,8 @@ def _profile_table(outcome: Measurements) -> Table:
 
     table = Table(title="profile of one step: time in the function itself", title_justify="left")
     for heading in ("function", "per step", "share", "calls"):
-        table.add_column(heading, justify="left" if heading == "function" else "right")
+        justify = "left" if heading == "function" else "right"
+        table.add_column(heading, justify=justify, overflow="fold")
     for spot in outcome.hotspots:
         seconds, share = _amount(spot.seconds, "s"), f"{100 * spot.share:.1f} %"
         table.add_row(spot.function, seconds, share, f"{spot.calls:.0f}")
