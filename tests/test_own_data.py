@@ -765,7 +765,7 @@ def test_names_with_colons_are_shown_as_they_are(tmp_path: Path) -> None:
     design = design_run(config, Facts((3,), 0, (200, 125, 275)), module=nn.Linear(3, 2))
     text = io.StringIO()
     Console(width=200, file=text).print(plan_table(design))
-    assert ":M:" in config.task.model and config.task.model in text.getvalue()
+    assert ":M:" in config.task.model and "M (8 coordinates)" in text.getvalue()
 
 
 def test_progress_says_how_old_its_score_is(

@@ -32,6 +32,7 @@ from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
 from dpcsgp.runs.default_settings import CHOSEN, open_settings, with_defaults
 from dpcsgp.runs.design import design_run
+from dpcsgp.runs.epochs import with_epochs
 from dpcsgp.runs.facts import declared_facts, write_own_facts
 from dpcsgp.runs.folder import (
     ResultsFolder,
@@ -77,6 +78,7 @@ def train(
     metrics: Mapping[str, OwnMetric] | None = None,
     epsilon: float | Sequence[float] | None = None,
     delta: float | Sequence[float] | None = None,
+    epochs: float | None = None,
     config: Config | Path | str | None = None,
     settings: Mapping[str, Any] | Sequence[str] = (),
     num_examples: Sequence[int] | None = None,
@@ -109,6 +111,7 @@ def train(
             own `test_loss`.
         epsilon: Budget of every node, or one per node; the same as `privacy.epsilon`.
         delta: The same as `privacy.delta`; well below 1 / (examples of a node).
+        epochs: How often each example is drawn, in expectation, instead of `algorithm.steps`.
         config: All settings: a `Config`, or a TOML file. `graph.num_nodes` follows from
             `node_data`.
         settings: Changes to them, `{"algorithm.steps": 60}` or `["algorithm.steps=60"]`. Unless
@@ -144,6 +147,8 @@ def train(
         KeyboardInterrupt: after Ctrl-C; the step is finished and everything saved first.
     """
     environment, nodes = ProcessEnvironment.from_environment(), node_list(node_data)
+    watch = named_callback("on_evaluation", on_evaluation)
+    stop = named_callback("should_stop", should_stop)
     # Settings and model first: they are refused before large data are read.
     started = _started(out, resume)
     module, whole = settle(model, nodes, config, settings, epsilon, delta, started)
@@ -170,6 +175,7 @@ def train(
         )
         data.connect(module)
         data = data.with_accuracy(module)
+        whole = with_epochs(whole, epochs, data.facts.num_examples)
         with script_words():
             design = design_run(whole, data.facts, allow_divergence or resume, module)
         data.check(module, design.mechanism.expected_batch_sizes)
@@ -183,7 +189,6 @@ def train(
     digests = digests_of(data.parts) if private else {}
     warn_about_repeats(digests, folder)
     request = PreparedRequest(design, data, folder, resume)
-    watch = named_callback("on_evaluation", on_evaluation)
 
     def start(folder: Path) -> Callable[[dict[str, Any]], None]:
         write_classes(folder, data.classes)
@@ -193,7 +198,7 @@ def train(
 
     hooks = Hooks(
         reporter=PlainText() if verbose else Silent(),
-        should_stop=named_callback("should_stop", should_stop),
+        should_stop=stop,
         on_start=start,
         write_page=verbose,
     )

@@ -32,6 +32,10 @@ def _method_name(name: Any) -> Any:
     return name
 
 
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 # a row of `algorithms.methods`, or "module:attribute"
 MethodName = Annotated[str, BeforeValidator(_method_name)]
 Positive = Annotated[float, Field(gt=0)]
@@ -184,7 +188,9 @@ class RunConfig(Section):
     # For what passes keep between forward and backward, roughly; other memory comes on top.
     memory_limit_gb: Positive = 1.0
     # Where evaluations are shown besides the results folder: public values only.
-    trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = []
+    trackers: Annotated[
+        list[Literal["tensorboard", "mlflow", "wandb"]], BeforeValidator(_listed)
+    ] = []
 
 
 class Config(Section):

@@ -50,6 +50,16 @@ def test_three_parties_end_as_the_simulator_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_parties_with_adam_and_weight_decay_end_as_the_simulator_does(tmp_path: Path) -> None:
+    adam = 'optimizer = "adam"\nweight_decay = 0.1\nwarmup_steps = 2\nsteps = 12'
+    roster = make_federation(tmp_path, 3, DIGITS.replace("steps = 12", adam))
+    with running(tmp_path, 3) as parties:
+        parties.start()
+        parties.wait()
+    check_twin(tmp_path, roster)
+
+
+@pytest.mark.slow
 def test_kills_change_nothing(tmp_path: Path) -> None:
     roster = make_federation(tmp_path, 3, SLOW)
     with running(tmp_path, 3, pause=0.1) as parties:

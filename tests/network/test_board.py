@@ -24,6 +24,7 @@ from dpcsgp.network.health import (
     known_cause,
 )
 from dpcsgp.network.torch_distributed import ProcessEnvironment, serve_store
+from dpcsgp.records.ending import Stop
 from dpcsgp.runtime.pacing import AgreedStop, Pace
 from dpcsgp.runtime.signals import StopSignal
 
@@ -183,6 +184,7 @@ class Ring:
         self._steps, self._failed = steps, False
         self._made = [0] * self.SIZE
         self._changed = threading.Condition()
+        self.kinds: dict[int, Stop] = {}
         seal = Seal(key)
         nodes = [[rank] for rank in range(self.SIZE)]
         self.healths = [
@@ -192,13 +194,18 @@ class Ring:
         self.stores: list[Any] = [Counting(place.open_store(10)) for _ in range(self.SIZE)]
         self.boards = [Board(self.stores[rank], rank, seal) for rank in range(self.SIZE)]
 
-    def run(self, rank: int, asked_at: int | None = None) -> int | DpcsgpError:
+    def run(
+        self, rank: int, asked_at: int | None = None, answer: object = True
+    ) -> int | DpcsgpError:
         """Go on until the agreed step and return it, or the error."""
-        stop = StopSignal(also=lambda step: asked_at is not None and step >= asked_at)
+        stop = StopSignal(
+            also=lambda step: answer if asked_at is not None and step >= asked_at else None
+        )
         agreed = AgreedStop(self.boards[rank], self.SIZE, self.healths[rank], stop, self.PACE)
         for step in range(self._steps):
             try:
-                if agreed.is_set(step):
+                if kind := agreed.is_set(step):
+                    self.kinds[rank] = kind
                     return step
             except DpcsgpError as error:
                 self._failed = True
@@ -213,9 +220,11 @@ class Ring:
             self._changed.wait_for(lambda: self._failed or self._made[rank - 1] > step, 5)
         time.sleep(0.001)
 
-    def all(self, *asked_at: int | None) -> list[int | DpcsgpError]:
+    def all(
+        self, *asked_at: int | None, answers: tuple[object, ...] = (True, True, True)
+    ) -> list[int | DpcsgpError]:
         with ThreadPoolExecutor(self.SIZE) as pool:
-            results = list(pool.map(self.run, range(self.SIZE), asked_at))
+            results = list(pool.map(self.run, range(self.SIZE), asked_at, answers))
         for health in self.healths:
             health.stop()
         return results
@@ -231,6 +240,23 @@ def test_all_processes_stop_at_the_same_step(
         and min(step for step in asked_at if step is not None) < ends[0] < Ring.STEPS
     )
     assert len(set(ends)) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked_at", "answers", "kind"),
+    [
+        ((None, None, 20), (None, None, "finish"), Stop.FINISH),
+        ((20, None, None), ("finish", None, None), Stop.FINISH),
+        ((None, 0, 0), (None, True, True), Stop.PAUSE),
+        ((20, 20, None), ("finish", True, None), None),  # who is heard first is open
+    ],
+)
+def test_all_processes_make_the_same_kind_of_stop(
+    place: ProcessEnvironment, asked_at: Any, answers: Any, kind: Stop | None
+) -> None:
+    ring = Ring(place, KEY)
+    assert len(set(ring.all(*asked_at, answers=answers))) == 1
+    assert ring.kinds == dict.fromkeys(range(Ring.SIZE), kind or ring.kinds[0])
 
 
 def test_nobody_asks_the_store_in_a_step_that_nobody_wants_to_stop_at(

@@ -14,6 +14,7 @@ from dpcsgp.privacy.model_probes import (
     RowDependence,
     check_examples_independent,
     check_gradients_reach,
+    check_reference,
     check_sums,
 )
 from dpcsgp.privacy.row_probes import RowProbe
@@ -229,6 +230,22 @@ SUMS: dict[str, Callable[[tuple[Tensor, Tensor], float], Tensor]] = {
         clipped(batch, clip) * (1 + 0.1 * (len(batch[0]) > 16))
     ),
 }
+
+
+def test_a_parameter_that_the_fast_way_forgets_is_named() -> None:
+    """The start-up check holds the engine against torch's own gradient."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    batch = torch.randn(11, 4), torch.arange(11) % 2
+    losses = entropy(model(batch[0]), batch[1])
+    gradients = torch.autograd.grad(losses.sum(), list(model.parameters()))
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    check_reference(model, entropy, lambda batch, clip: flat, batch)
+    forgetful = flat.clone()
+    forgetful[-2:] = 0  # the last bias
+    with pytest.raises(ModelError, match=r"'2.bias': the fast gradient differs"):
+        check_reference(model, entropy, lambda batch, clip: forgetful, batch)
+    with pytest.raises(ModelError, match="differs"):
+        check_reference(model, entropy, lambda batch, clip: 1.01 * flat, batch)
 
 
 @pytest.mark.parametrize("together", [1, 9])

@@ -134,7 +134,7 @@ def _ratio_table(ratios: list[Ratio]) -> Table:
     for ratio in ratios:
         limit = "" if ratio.limit is None else f"{'>=' if ratio.at_least else '<='} {ratio.limit:g}"
         verdict = {None: "", True: "[green]pass[/]", False: "[bold red]FAIL[/]"}[ratio.passed]
-        against = f"against {ratio.peer}" + (f"; {ratio.note}" if ratio.note else "")
+        against = "; ".join(filter(None, [f"against {ratio.peer}", ratio.note, _clocks(ratio)]))
         table.add_row(
             f"{escape(ratio.name)}\n  [dim]{escape(against)}[/]",
             f"{ratio.value:.2f}\n({ratio.low:.2f}-{ratio.high:.2f})",
@@ -144,6 +144,13 @@ def _ratio_table(ratios: list[Ratio]) -> Table:
             _amount(ratio.peers, ratio.unit),
         )
     return table
+
+
+def _clocks(ratio: Ratio) -> str:
+    """Say what both clocks gave, where both were read."""
+    if ratio.value_wall is None or ratio.value_cpu is None:
+        return ""
+    return f"wall {ratio.value_wall:.2f}, processor {ratio.value_cpu:.2f}"
 
 
 def _amount(value: float, unit: str) -> str:
@@ -168,7 +175,8 @@ def _profile_table(outcome: Measurements) -> Table:
 
     table = Table(title="profile of one step: time in the function itself", title_justify="left")
     for heading in ("function", "per step", "share", "calls"):
-        table.add_column(heading, justify="left" if heading == "function" else "right")
+        justify = "left" if heading == "function" else "right"
+        table.add_column(heading, justify=justify, overflow="fold")
     for spot in outcome.hotspots:
         seconds, share = _amount(spot.seconds, "s"), f"{100 * spot.share:.1f} %"
         table.add_row(spot.function, seconds, share, f"{spot.calls:.0f}")

@@ -37,6 +37,7 @@ _MODULES: Final = {
     "mlflow": "mlflow",
     "wandb": "wandb",
 }
+_HINTS: Final = {"mlflow": "MLFLOW_TRACKING_URI names a server or a database. "}
 _PROJECT: Final = "dpcsgp"
 
 
@@ -86,7 +87,10 @@ class Trackers:
                 self._open[name] = _OPENERS[name](folder, run_id, public)
             except Exception as error:
                 text = " ".join(str(error).split())[:300]
-                raise ConfigError(f'run.trackers: "{name}" cannot be opened: {text}') from error
+                raise ConfigError(
+                    f'run.trackers: "{name}" cannot be opened: {text}. {_HINTS.get(name, "")}'
+                    "Nothing was spent: mend it, or leave it out, and go on with --resume"
+                ) from error
 
     def write(self, row: Mapping[str, Any], prefix: str = "") -> None:
         """Show one row of an evaluation; `prefix` comes before every name."""

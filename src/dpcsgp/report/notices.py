@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from dpcsgp.errors import DpcsgpError
-from dpcsgp.privacy import composed_epsilon, read_ledgers, releases_by_node
+from dpcsgp.privacy.accounting import composed_epsilon
+from dpcsgp.privacy.ledger_reading import read_ledgers, releases_by_node
 from dpcsgp.records.ending import Ending
 from dpcsgp.report.folders import RunResults
 from dpcsgp.report.formatting import epsilon, significant

@@ -293,18 +293,21 @@ def _polish_algorithm(
     return build_algorithm(config, compressor, rate)
 
 
+def expected_batches(config: Config, num_examples: Sequence[int]) -> tuple[int, ...]:
+    """Return the expected batch of every node; "auto" is a third of its examples."""
+    batches = per_node(config.privacy.expected_batch_size, len(num_examples))
+    return tuple(
+        max(1, total // 3) if batch == "auto" else batch
+        for batch, total in zip(batches, num_examples, strict=True)
+    )
+
+
 def build_mechanism(
     config: Config, num_examples: Sequence[int], earlier: Earlier = NOTHING_EARLIER
 ) -> GaussianMechanism:
     """Calibrate each node's noise for its own budget, data, batch size and earlier releases."""
     privacy, num_nodes = config.privacy, len(num_examples)
-    # "auto" is a third of a node's examples.
-    batches = tuple(
-        max(1, total // 3) if batch == "auto" else batch
-        for batch, total in zip(
-            per_node(privacy.expected_batch_size, num_nodes), num_examples, strict=True
-        )
-    )
+    batches = expected_batches(config, num_examples)
     # Constructed once without noise: a batch larger than the data is refused before the accountant
     # is asked.
     quiet = GaussianMechanism(

@@ -60,7 +60,13 @@ class Result:
 
     def state_dict(self, node: int | None = None) -> dict[str, Tensor]:
         """Return the parameters and buffers of the average model, or of one node's, by name."""
-        return (self.model if node is None else self.models[node]).state_dict()
+        return self._model_of(node).state_dict()
+
+    def _model_of(self, node: int | None) -> nn.Module:
+        if node is not None and node not in self.nodes:
+            listed = ", ".join(map(str, self.nodes))
+            raise DataError(f"node = {node}: this process has the models of nodes {listed}")
+        return self.model if node is None else self.models[node]
 
     def to_onnx(
         self, path: Path | str, *, node: int | None = None, example: Any | None = None
@@ -72,7 +78,7 @@ class Result:
             node: whose model; None: the average of all nodes.
             example: a tensor with two inputs; None: made up in the form of the training data.
         """
-        model = self.model if node is None else self.models[node]
+        model = self._model_of(node)
         arguments = self._arguments if example is None else ((example,), {})
         if arguments is None:
             raise ConfigError("to_onnx: give example=..., a tensor with two inputs of the model")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from dpcsgp.errors import DpcsgpError, PrivateStepError, RefusedDataError
+from dpcsgp.errors import ConfigError, DpcsgpError, PrivateStepError, RefusedDataError
 
 _WORDS: Final = (
     (r"`dpcsgp run --resume`", "the script by itself and resume=True"),
@@ -27,6 +27,8 @@ def named_callback(name: str, call: Callable[[Any], Any] | None) -> Callable[[An
     """
     if call is None:
         return lambda value: None
+    if not callable(call):
+        raise ConfigError(f"{name} = {call!r}: expected a function of one argument")
 
     def noted(value: Any) -> Any:
         try:

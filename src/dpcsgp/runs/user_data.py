@@ -204,6 +204,8 @@ class UserData:
         sizes = sorted({rows * size for size in batch_sizes}, reverse=True)
         try:
             check_examples_independent(module, inputs, self.test[0] if self.test else None, sizes)
+            if isinstance(self.loss, WeightedCrossEntropy):
+                check_class_weights(self.loss.weights, self._num_outputs(module))
             check_gradients_reach(module, self.loss, (inputs, targets), self.test, sizes)
             if self._has_classes:
                 self._check_labels(module)
@@ -215,9 +217,9 @@ class UserData:
         # Whole numbers are looked up in tables: one outside of a table fails only when it is met.
         check_ranges(module, self.loss, self.form, self.test, self.parts)
         # Metrics of the caller's own are tried once: later their errors would cost a run.
-        base = Supervised(module, *(part[None][:0] for part in self.example), (), self.test)
         start_1D = ParameterLayout.of(module).flatten(module)[None]
-        replace(base, metrics=self.metrics).evaluate(start_1D)
+        base = Supervised(module, inputs[None], targets[None], (), self.test, metrics=self.metrics)
+        base.evaluate(start_1D)
 
     def with_accuracy(self, module: nn.Module) -> UserData:
         """Return the data with accuracy among the metrics, if a loss of one's own has classes."""
@@ -241,6 +243,11 @@ class UserData:
         usual = LOSSES["cross_entropy"][0]
         return self.loss is usual or isinstance(self.loss, WeightedCrossEntropy)
 
+    def _num_outputs(self, module: nn.Module) -> int:
+        # eval() for one forward pass, so that Dropout and the like keep quiet.
+        with torch.no_grad(), evaluation_mode(module):
+            return logits_of(module(self.example[0][None])).shape[1]
+
     def _misfit(self, error: Exception) -> str:
         tried = (
             "test inputs"
@@ -253,11 +260,7 @@ class UserData:
         )
 
     def _check_labels(self, module: nn.Module) -> None:
-        # eval() for one forward pass, so that Dropout and the like keep quiet.
-        with torch.no_grad(), evaluation_mode(module):
-            num_outputs = logits_of(module(self.example[0][None])).shape[1]
-        if isinstance(self.loss, WeightedCrossEntropy):
-            check_class_weights(self.loss.weights, num_outputs)
+        num_outputs = self._num_outputs(module)
         for part in self.parts.values():
             check_label_range(part, num_outputs)
         if self.test is not None:

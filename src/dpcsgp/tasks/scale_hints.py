@@ -40,14 +40,16 @@ def _warn_about_inputs(inputs_JW: Tensor) -> None:
         _warn(
             f"test_data: column {int(column)} of the inputs is about {largest:.3g} in size: it "
             "alone decides the direction of clipped gradients; scale columns to about 1 with "
-            "published means and ranges"
+            "published means and ranges",
+            depth=6,
         )
     elif 0 < length < _SMALL:
         _warn(
             f"test_data: whole inputs have a length of about {length:.2g}: their gradients drown "
-            "in the noise; scale columns to about 1 with published means and ranges"
+            "in the noise; scale columns to about 1 with published means and ranges",
+            depth=6,
         )
 
 
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=5)
+def _warn(text: str, depth: int = 5) -> None:
+    warnings.warn(text, stacklevel=depth)  # the line that called `train`

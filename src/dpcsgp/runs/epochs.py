@@ -1,0 +1,36 @@
+"""Epochs as steps: how often a node draws each of its examples, in expectation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dpcsgp.config import Config, change_config
+from dpcsgp.errors import ConfigError
+from dpcsgp.runs.design import expected_batches
+
+
+def with_epochs(config: Config, epochs: float | None, num_examples: Sequence[int]) -> Config:
+    """Return the settings with as many steps as make so many passes over everybody's examples.
+
+    Args:
+        config: the settings.
+        epochs: how often each example is drawn, in expectation; None: as many steps as are set.
+        num_examples: declared number of examples of every node.
+    """
+    if epochs is None:
+        return config
+    if not isinstance(epochs, int | float) or not (math.isfinite(epochs) and epochs > 0):
+        raise ConfigError(f"epochs = {epochs!r}: expected a number above 0")
+    if "steps" in config.algorithm.model_fields_set:
+        raise ConfigError(
+            f"epochs = {epochs:g} and algorithm.steps = {config.algorithm.steps}: give one of them"
+        )
+    # Sizes are declared and batches expected: the number of steps is public.
+    drawn = sum(
+        batch
+        for batch, total in zip(expected_batches(config, num_examples), num_examples, strict=True)
+        if total
+    )
+    steps = max(1, round(epochs * sum(num_examples) / drawn))
+    return change_config(config, {"algorithm.steps": steps})
