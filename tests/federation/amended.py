@@ -67,6 +67,7 @@ evaluate_every = 1
 name = "directed_ring"
 """
 EXAMPLES = 60
+PROMISE = Promise(EXAMPLES, 4.0, 1e-3)
 
 
 def run(*words: str | Path) -> Result:
@@ -88,7 +89,9 @@ def deal_digits(root: Path, names: Sequence[str]) -> None:
     np.savez(root / "test.npz", x=x[1500:], y=y[1500:])
 
 
-def new_party(root: Path, name: str, closed: bool = False, examples: int = EXAMPLES) -> PartyFolder:
+def new_party(
+    root: Path, name: str, closed: bool = False, promise: Promise = PROMISE
+) -> PartyFolder:
     """Make a party, with examples of its own and public ones for all unless they are there."""
     random = np.random.default_rng(sum(map(ord, name)))
     for file, count in ((f"{name}.npz", EXAMPLES), ("test.npz", 200)):
@@ -96,7 +99,7 @@ def new_party(root: Path, name: str, closed: bool = False, examples: int = EXAMP
         if not (root / file).exists():
             np.savez(root / file, x=x, y=(x[:, 0] + x[:, 1] > 0).astype(int))
     address = None if closed else free_address()
-    return PartyFolder.create(root / name, name, address, Promise(examples, 4.0, 1e-3))
+    return PartyFolder.create(root / name, name, address, promise)
 
 
 def first_version(
@@ -105,10 +108,10 @@ def first_version(
     steps: int = 12,
     plan: str = PLAN,
     closed: Sequence[str] = (),
-    examples: int = EXAMPLES,
+    promise: Promise = PROMISE,
 ) -> Roster:
     """Make parties and `v1.toml`, approved by all."""
-    cards = [new_party(root, name, name in closed, examples).card for name in names]
+    cards = [new_party(root, name, name in closed, promise).card for name in names]
     (root / "plan.toml").write_text(plan.format(steps=steps), encoding="utf-8")
     roster = found(Plan.load(root / "plan.toml"), cards).roster
     write(root, roster)

@@ -29,6 +29,7 @@ from amended import (
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.amending import Amendment, amend
+from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.differences import differences
 from dpcsgp.federation.party_run import results_folder
 from dpcsgp.federation.run_place import latest_place
@@ -191,18 +192,19 @@ name = "directed_exponential"
 @pytest.mark.stress
 def test_leaving_and_joining_costs_no_accuracy(tmp_path: Path) -> None:
     """One leaves at round 10 of 30, another joins at 20; killed around both switches."""
+    promise = Promise(250, 8.0, 1e-3)
     calm, amended_ = tmp_path / "calm", tmp_path / "amended"
     for root in (calm, amended_):
         root.mkdir()
         deal_digits(root, "abcdef")
     names = "abcde"
-    first_version(calm, names, steps=30, plan=SPEC, examples=250)
+    first_version(calm, names, steps=30, plan=SPEC, promise=promise)
     with running(calm) as parties:
         parties.start("v1.toml", *names)
         parties.wait(seconds=300)
-    one = first_version(amended_, names, steps=30, plan=SPEC, examples=250)
+    one = first_version(amended_, names, steps=30, plan=SPEC, promise=promise)
     two = next_version(amended_, one, Amendment(10, leave=("c",)))
-    new_party(amended_, "f", examples=250)
+    new_party(amended_, "f", promise=promise)
     next_version(amended_, two, Amendment(20, join=(party(amended_, "f").card,)))
     with running(amended_, pause=0.4) as parties:
         parties.start("v1.toml", *names)
@@ -235,4 +237,4 @@ def test_leaving_and_joining_costs_no_accuracy(tmp_path: Path) -> None:
         folder = latest_place(party(amended_, name))
         told = json.loads(run("account", folder, "--json").stdout)
         assert told["epsilon"] == pytest.approx(summary_of(amended_, name)["epsilon"])
-        assert told["epsilon"] <= 4.0
+        assert told["epsilon"] <= 8.0
