@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from dpcsgp.algorithms.lag_settings import MOST_LAG, lag_fault
 from dpcsgp.algorithms.methods import Method, find_method
 from dpcsgp.errors import ConfigError
 
@@ -35,6 +36,7 @@ def _method_name(name: Any) -> Any:
 # a row of `algorithms.methods`, or "module:attribute"
 MethodName = Annotated[str, BeforeValidator(_method_name)]
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
 
@@ -131,6 +133,29 @@ class NetworkConfig(Section):
 
     timeout_seconds: Positive = 60.0
     key_file: str = ""
+    # How many rounds a node may be ahead of those it hears; 0: in step, as in the paper.
+    max_lag: Annotated[int, Field(ge=0, le=MOST_LAG)] = 0
+    # "skip": who would hold up the others gossips without a new gradient, and adds it later.
+    late_gradients: Literal["wait", "skip"] = "wait"
+    # Seconds without a sign of life after which a party gives up on another.
+    patience: Literal["forever"] | Positive = "forever"
+
+
+class SimulationConfig(Section):
+    """How `dpcsgp run` plays slow nodes and bad lines, in virtual time; nothing sleeps."""
+
+    # Mean seconds of a gradient; 0: no clock is played.
+    step_seconds: NotNegative = 0.0
+    jitter: Literal["none", "exponential"] = "none"
+    slow_nodes: list[Annotated[int, Field(ge=0)]] = []
+    slow_factor: Annotated[float, Field(ge=1)] = 10.0
+    message_seconds: NotNegative = 0.0
+    # Chance that a message is lost and has to be sent again, after so many seconds.
+    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    resend_seconds: NotNegative = 1.0
+    # Chance per message that its sender is cut off for so many seconds.
+    outage: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    outage_seconds: NotNegative = 60.0
 
 
 class RunConfig(Section):
@@ -154,6 +179,7 @@ class Config(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     network: NetworkConfig = NetworkConfig()
     run: RunConfig = RunConfig()
+    simulation: SimulationConfig = SimulationConfig()
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Config:
@@ -223,6 +249,17 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_lag(self) -> Config:
+        if fault := lag_fault(self):
+            raise ValueError(fault)
+        if missing := [n for n in self.simulation.slow_nodes if n >= self.graph.num_nodes]:
+            raise ValueError(
+                f"simulation.slow_nodes = {self.simulation.slow_nodes}: there is no node "
+                f"{missing[0]}, nodes are 0 to {self.graph.num_nodes - 1}"
+            )
+        return self
+
     @property
     def method(self) -> Method:
         """The row of the table of methods that `algorithm.name` names."""
@@ -248,9 +285,23 @@ class Config(Section):
     def fingerprint(self) -> str:
         """Return a short digest of all settings that a resumed run must share."""
         # Keys that came later count only where they are set: older folders can still be resumed.
-        later = {"privacy": {"max_colluders"}} if self.privacy.max_colluders == "all" else None
+        later: dict[str, Any] = {"network": {"patience"}}  # may change from start to start
+        for name, default in LATER.items():
+            section, key = name.split(".")
+            if self.flat()[name] == default:
+                later.setdefault(section, set()).add(key)
+        if self.simulation == SimulationConfig():
+            later["simulation"] = True
         text = self.model_dump_json(exclude=later)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+# Settings that came later, with the values under which everything is as before.
+LATER: Final = {
+    "privacy.max_colluders": "all",
+    "network.max_lag": 0,
+    "network.late_gradients": "wait",
+}
 
 
 def per_node(value: Any, num_nodes: int) -> tuple[Any, ...]:

@@ -12,15 +12,16 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
+from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
 from dpcsgp.compression.base import naming_gradient_step
 from dpcsgp.errors import CheckpointError, DivergenceError, WaitStoppedError
 from dpcsgp.evaluation import evaluation_row, warn_if_residual_grows
@@ -42,6 +43,32 @@ class TrainingNetwork(Network, Protocol):
 
     def gather_values(self, name: str, value: Any) -> list[Any]:
         """Return what all processes of the run gave under this name (JSON values, by rank)."""
+        ...
+
+
+class LateGradients(Protocol):
+    """Private gradients that may be ready only rounds after they were begun."""
+
+    def take(self, model_ND: Tensor, step: int) -> tuple[Tensor, Sequence[bool]]:
+        """Return gradients (N, D) and whose are ready now; rows of others hold nothing."""
+        ...
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A part of a run with tensors that a checkpoint keeps beside the state."""
+
+    @property
+    def checkpoint_names(self) -> tuple[str, ...]:
+        """Their names."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return those that are there."""
+        ...
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint; the traffic is restored already."""
         ...
 
 
@@ -76,6 +103,7 @@ class Run:
         schedule: when things happen.
         anchor_D: the public initial model.
         checkpoints: where to save; None: nowhere.
+        late: gradients that may be late; None: every step waits for its own.
         hosts_all: whether all nodes of the run are in this process.
         resumes_alone: whether this process goes on from its own newest checkpoint, whatever others
             have; otherwise all need one step in common.
@@ -93,6 +121,7 @@ class Run:
     schedule: Schedule
     anchor_D: Tensor
     checkpoints: CheckpointFolder | None = None
+    late: LateGradients | None = None
     hosts_all: bool = True
     resumes_alone: bool = True
     on_row: Callable[[dict[str, Any]], None] = lambda row: None
@@ -205,18 +234,38 @@ def _iterate(run: Run, progress: Progress) -> None:
     """One iteration: private gradient, momentum, descent, exchange."""
     step = progress.state.step
     # Private: recorded, clipped and noised before it is handed over.
-    grad_ND = run.gradients(run.algorithm.model(progress.state), step)
+    model_ND = run.algorithm.model(progress.state)
+    if run.late is None:
+        grad_ND, ready = run.gradients(model_ND, step), None
+    else:
+        grad_ND, ready = run.late.take(model_ND, step)
     if progress.velocity_ND is not None:
         grad_ND.add_(progress.velocity_ND, alpha=run.schedule.momentum)
     # Local step; the sum of gradients is the next velocity.
-    state = run.algorithm.descend(progress.state, grad_ND)
-    velocity_ND = grad_ND if progress.velocity_ND is not None else None
-    del grad_ND  # an N x D tensor less while the nodes exchange
+    state = _descended(run.algorithm, progress.state, grad_ND, ready)
+    velocity_ND = _next_velocity(progress.velocity_ND, grad_ND, ready)
+    del model_ND, grad_ND  # N x D tensors less while the nodes exchange
     if (step + 1) % run.schedule.gossip_every == 0:
         with naming_gradient_step(state.step):
             state = run.algorithm.gossip(state, run.network, run.public)
     # Assigned together at the end: whatever interrupts an iteration leaves the state before it.
     progress.state, progress.velocity_ND = state, velocity_ND
+
+
+def _descended(algorithm: Any, state: Any, grad_ND: Tensor, ready: Sequence[bool] | None) -> Any:
+    """Take a local step, or only those nodes that have a gradient."""
+    if ready is None:
+        return algorithm.descend(state, grad_ND)
+    return algorithm.descend_some(state, grad_ND, ready)
+
+
+def _next_velocity(
+    velocity_ND: Tensor | None, moved_ND: Tensor, ready: Sequence[bool] | None
+) -> Tensor | None:
+    """Return the momentum of the next step; a node without a gradient keeps its own."""
+    if velocity_ND is None or ready is None:
+        return moved_ND if velocity_ND is not None else None
+    return torch.where(torch.tensor(ready)[:, None], moved_ND, velocity_ND)
 
 
 def _steps_within_budget(run: Run, step: int) -> int:
@@ -248,11 +297,19 @@ def _take_average(run: Run, progress: Progress) -> None:
 
 def _polish(run: Run, progress: Progress, watch: Watcher) -> None:
     """Gossip on without gradients: nodes move together, nothing new about the data is released."""
+    _settle(run, progress, run.algorithm)
     for _ in range(run.schedule.polish_rounds):
         with naming_gradient_step(progress.state.step):
             progress.state = run.polish.gossip(progress.state, run.network, run.public)
         progress.rounds_polished += 1
         watch(progress)
+    _settle(run, progress, run.polish)
+
+
+def _settle(run: Run, progress: Progress, algorithm: Algorithm[Any]) -> None:
+    """With lag: take what is still under way, so that what follows begins in step."""
+    if isinstance(algorithm, LaggedDPCSGP):
+        progress.state = algorithm.settle(progress.state, run.network, run.public)
 
 
 def _start(run: Run, checkpoint: Checkpoint | None) -> Progress:
@@ -278,6 +335,12 @@ def _restored(run: Run, checkpoint: Checkpoint) -> Progress:
     """Return the progress of a checkpoint, or refuse one of another method, model or release."""
     tensors = dict(checkpoint.tensors)
     velocity_ND, tail_ND = tensors.pop("velocity_ND", None), tensors.pop("tail_ND", None)
+    kept = {
+        name: tensors.pop(name)
+        for keeper in _keepers(run)
+        for name in keeper.checkpoint_names
+        if name in tensors
+    }
     start_ND = run.anchor_D.expand(len(run.network.nodes), -1)
     # A state of this run tells which names and shapes must be there.
     template = run.algorithm.init(start_ND, run.anchor_D)
@@ -291,8 +354,14 @@ def _restored(run: Run, checkpoint: Checkpoint) -> Progress:
         )
     # Bytes that were sent before count, and so do the seconds.
     run.network.traffic.restore(**checkpoint.meta["traffic"])
+    for keeper in _keepers(run):
+        keeper.restore(kept)
     state = template._replace(**tensors, step=checkpoint.step, round=checkpoint.meta["round"])
     return Progress(state, velocity_ND, tail_ND, seconds=checkpoint.meta["seconds"])
+
+
+def _keepers(run: Run) -> list[Keeper]:
+    return [part for part in (run.network, run.late) if isinstance(part, Keeper)]
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:
@@ -317,6 +386,8 @@ def save_checkpoint(run: Run, progress: Progress) -> None:
         tensors["velocity_ND"] = progress.velocity_ND
     if progress.tail_ND is not None:
         tensors["tail_ND"] = progress.tail_ND
+    for keeper in _keepers(run):
+        tensors |= keeper.tensors()
     meta = {
         "round": progress.state.round,
         "traffic": run.network.traffic.as_dict(),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from dpcsgp.algorithms.methods import METHODS
-from dpcsgp.config import Config, make_config
+from dpcsgp.config import LATER, Config, make_config
 from dpcsgp.errors import ConfigError, TopologyError
 from dpcsgp.federation.cards import Card
 from dpcsgp.federation.files import Fields, canonical, parse_table, read_text, toml_lines
@@ -38,6 +38,13 @@ FROM_CARDS: Final = ("privacy.epsilon", "privacy.delta", "graph.num_nodes")
 LISTED: Final = "roster"  # graph.edges_file of a graph whose edges stand in the roster itself
 # Settings of a task whose data are the parties' own.
 OWN_DATA: Final = {"features": "none", "partition": "own"}
+# Not of a federation: how a plan is tried beforehand.
+NOT_SHARED: Final = "simulation"
+# Settings that a roster holds only where they are set: older rosters keep their fingerprints.
+_OPTIONAL: Final = {
+    "network.patience": "forever",
+    **{name: value for name, value in LATER.items() if name.startswith("network.")},
+}
 _MOST_INPUTS: Final = 10**8
 _MOST_STEPS: Final = 10**6
 _BOUNDED: Final = (
@@ -227,10 +234,13 @@ def utc_today() -> datetime.date:
 
 def shared_settings(config: Config) -> dict[str, dict[str, Any]]:
     """Return the settings that a roster holds, by section."""
-    left_out = {*MACHINE_SETTINGS, *FROM_CARDS}
+    values = config.model_dump(mode="json")
+    unset = {name for name in _OPTIONAL if config.flat()[name] == _OPTIONAL[name]}
+    left_out = {*MACHINE_SETTINGS, *FROM_CARDS, *unset}
     return {
         section: {key: value for key, value in table.items() if f"{section}.{key}" not in left_out}
-        for section, table in config.model_dump(mode="json").items()
+        for section, table in values.items()
+        if section != NOT_SHARED
     }
 
 
@@ -259,6 +269,10 @@ def _take_settings(values: Any, cards: Sequence[Card], where: str) -> Config:
     for section, known in shared_settings(Config()).items():
         table = tables.table(section)
         given[section] = {key: table.take(key) for key in known}
+        for name in _OPTIONAL:
+            of, key = name.split(".")
+            if of == section and table.has(key):
+                given[section][key] = table.take(key)
         table.end()
     tables.end()
     if given["graph"]["name"] == "edges":

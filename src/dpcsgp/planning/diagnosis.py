@@ -95,7 +95,11 @@ def diagnose(
     stability = None
     if method.error_feedback:
         stability = stability_report(
-            topology, compressor, dim, None if wanted == "auto" else wanted
+            topology,
+            compressor,
+            dim,
+            None if wanted == "auto" else wanted,
+            config.network.max_lag,
         )
     rate = stability.mixing_rate if stability else 1.0
     # One round sends one block; the largest is what counts.
@@ -156,7 +160,7 @@ def _contraction(
             block_disagreement(*setting, order),
             block_spread(*setting),
         )
-    setting = (topology, compressor, rate, dim)
+    setting = (topology, compressor, rate, dim, config.network.max_lag)
     return mixing_radius(*setting), steady_state_disagreement(*setting), 0.0
 
 

@@ -24,10 +24,11 @@ from dpcsgp.config import Config
 from dpcsgp.network import Simulator
 from dpcsgp.privacy import GaussianMechanism
 from dpcsgp.randomness import PublicRandomness
-from dpcsgp.runs.build import build_run
+from dpcsgp.runs.build import build_run, hosted
 from dpcsgp.runs.data import BuiltinData
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.folder import ResultsFolder, new_run_id
+from dpcsgp.runs.simulation import simulated_network
 from dpcsgp.tasks.downloads.catalogue import PUBLISHED
 
 _POOL: Final = 2000  # random examples per node; batches are drawn from them again and again
@@ -89,9 +90,9 @@ def time_parts(design: RunDesign) -> StepTimes:
 
 def time_exchange(design: RunDesign) -> float:
     """Time one exchange of random models, all nodes in this process."""
-    network = Simulator(design.topology)
+    network = simulated_network(design)
     public = PublicRandomness(design.config.run.seed, network.nodes)
-    algorithm = design.algorithm
+    algorithm = hosted(design.algorithm, design, network)
     start_ND = design.anchor_D.expand(len(network.nodes), -1).clone()
     state = algorithm.descend(
         algorithm.init(start_ND, design.anchor_D), torch.randn_like(start_ND).mul_(1e-3)

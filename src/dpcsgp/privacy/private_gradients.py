@@ -8,7 +8,7 @@ Legend: N hosted nodes, E places for examples, D coordinates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, final
 
@@ -76,6 +76,7 @@ class PrivateGradients:
         augment: random views of an example, if any.
         node_weights: public factors of the nodes' gradients; None: every node counts equally, or
             the mechanism has weighed them before it added shared noise.
+        begins: says which nodes begin a gradient in a step, by public facts; None: all.
         kept: where releases stay until their step is in a checkpoint; None: nowhere.
     """
 
@@ -91,6 +92,7 @@ class PrivateGradients:
     augment: Augment | None = None
     node_weights: Sequence[float] | None = None
     kept: KeptReleases | None = None
+    begins: Callable[[int], Sequence[bool]] | None = None
 
     def checked(self, model_D: Tensor) -> PrivateGradients:
         """Return these gradients with an engine whose rows do not depend on each other.
@@ -235,8 +237,12 @@ class PrivateGradients:
         """Say which nodes release: those with data and budget, as all others know."""
         pairs, has_data = self.mechanism.pairs, [n > 0 for n in self.mechanism.num_examples]
         known = pairs.active(step) if pairs is not None else None
+        begun = self.begins(step) if self.begins is not None else has_data
         return [
-            self.budget.allows(row) and has_data[row] and (known is None or known[node])
+            self.budget.allows(row)
+            and has_data[row]
+            and begun[row]
+            and (known is None or known[node])
             for row, node in enumerate(pairs.nodes if pairs is not None else self.nodes)
         ]
 

@@ -13,11 +13,12 @@ from typing import Any, Final, final
 
 from dpcsgp.compression import frames
 from dpcsgp.errors import ConfigError
-from dpcsgp.network import Simulator
 from dpcsgp.records.checkpoint import Checkpoint
 from dpcsgp.records.ending import Ending
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.folder import ResultsFolder, new_folder, previous_processes
+from dpcsgp.runs.simulated_lateness import with_lateness
+from dpcsgp.runs.simulation import simulated_network
 from dpcsgp.runs.summary import write_results
 from dpcsgp.runs.wording import standing
 from dpcsgp.runtime.reporting import Reporter, Silent
@@ -75,9 +76,9 @@ def run_simulated(request: RunRequest, hooks: Hooks = NO_HOOKS) -> Outcome:
     folder = ResultsFolder.open(request.out or new_folder(config), config, request.resume)
     key_file = config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
-    network, on_row = Simulator(design.topology, key), hooks.on_start(folder.path)
+    network, on_row = simulated_network(design, key), hooks.on_start(folder.path)
     with StopSignal(reporter.say, hooks.should_stop) as stop:
-        run = build_run(design, data, network, folder, on_row=on_row)
+        run = with_lateness(build_run(design, data, network, folder, on_row=on_row), config)
         try:
             checkpoint = newest_checkpoint(run) if request.resume else None
             with reporter.progress() as show:
