@@ -197,6 +197,7 @@ def train(
             progress.steps_saved = True
         # A run that was interrupted goes on later; all others are brought to their end.
         if progress.ending is not Ending.INTERRUPTED:
+            _settle(run, progress, run.algorithm)
             _take_average(run, progress)
             _polish(run, progress, watch)
     except DivergenceError as error:
@@ -292,12 +293,13 @@ def _take_average(run: Run, progress: Progress) -> None:
     """Go on from the averaged models as from a start: public copies begin at the anchor again."""
     if progress.tail_ND is not None:
         state = run.polish.init(progress.tail_ND, run.anchor_D)
+        if isinstance(run.polish, LaggedDPCSGP):
+            state = run.polish.counted(state, progress.state)
         progress.state = state._replace(step=progress.state.step, round=progress.state.round)
 
 
 def _polish(run: Run, progress: Progress, watch: Watcher) -> None:
     """Gossip on without gradients: nodes move together, nothing new about the data is released."""
-    _settle(run, progress, run.algorithm)
     for _ in range(run.schedule.polish_rounds):
         with naming_gradient_step(progress.state.step):
             progress.state = run.polish.gossip(progress.state, run.network, run.public)

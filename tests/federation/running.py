@@ -26,6 +26,7 @@ from dpcsgp.federation import party_run
 from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.consent import approve
 from dpcsgp.federation.founding import Plan, found
+from dpcsgp.federation.lagged_network import LaggedPartyNetwork
 from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_network import PartyNetwork
@@ -33,7 +34,7 @@ from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_fol
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import finished_summary, latest_place
 from dpcsgp.network import Simulator
-from dpcsgp.privacy import read_ledgers, releases_by_node
+from dpcsgp.privacy import PrivateGradients, read_ledgers, releases_by_node
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runtime.session import Hooks
@@ -90,16 +91,31 @@ def results_of(root: Path, node: int) -> Path:
     return latest_place(PartyFolder.open(root / f"lab-{node}"))
 
 
-def take_part(root: str, node: int, seed: int | None, pause: float) -> None:
-    """Be one party until the end; the exit code is that of the command."""
+def take_part(root: str, node: int, seed: int | None, pause: float, slow: float = 0.0) -> None:
+    """Be one party until the end; the exit code is that of the command.
+
+    Every gradient takes `slow` seconds more; if negative, exponential times of that mean.
+    """
     torch.set_num_threads(1)
     _quicken()
+    _slow_down(slow, node)
     tap(Path(root) / f"tap-{node}")
     request = request_of(Path(root), node, seed=seed)
     prepared, results = prepare_party(request), results_folder(request)
     if finished_summary(results) is None:
         slowly = Hooks(on_start=lambda folder: lambda row: time.sleep(pause))
         os._exit(run_party(prepared, results, slowly).progress.ending.exit_code)
+
+
+def _slow_down(seconds: float, node: int) -> None:
+    """Let every gradient sleep first: so long, or exponentially so long on average."""
+    released, chance = PrivateGradients._released, random.Random(node)
+
+    def slowly(self: PrivateGradients, *words: Any) -> torch.Tensor:
+        time.sleep(seconds if seconds >= 0 else chance.expovariate(-1 / seconds))
+        return released(self, *words)
+
+    PrivateGradients._released = slowly  # type: ignore[method-assign]
 
 
 def _quicken() -> None:
@@ -109,7 +125,12 @@ def _quicken() -> None:
         def __init__(self, *words: Any) -> None:
             super().__init__(*words, timing=QUICK)
 
+    class QuickLagged(LaggedPartyNetwork):
+        def __init__(self, *words: Any) -> None:
+            super().__init__(*words, timing=QUICK)
+
     party_run.PartyNetwork = Quick  # type: ignore[misc]
+    party_run.LaggedPartyNetwork = QuickLagged  # type: ignore[misc]
 
 
 @dataclass
@@ -120,11 +141,12 @@ class Running:
     num_parties: int
     seed: int | None = SEED
     pause: float = 0.0
+    slow: dict[int, float] = field(default_factory=dict)
     processes: dict[int, Any] = field(default_factory=dict)
 
     def start(self, *nodes: int) -> None:
         for node in nodes or range(self.num_parties):
-            words = (str(self.root), node, self.seed, self.pause)
+            words = (str(self.root), node, self.seed, self.pause, self.slow.get(node, 0.0))
             self.processes[node] = FORKS.Process(target=take_part, args=words)
             self.processes[node].start()
 

@@ -151,6 +151,10 @@ class LaggedDPCSGP(GossipSGD[LaggedState]):
             anchor_D,
         )
 
+    def counted(self, state: LaggedState, before: LaggedState) -> LaggedState:
+        """Return a new start that still counts the gradients of the state before it."""
+        return state._replace(given_N1=before.given_N1, heard_E1=before.heard_E1)
+
     def model(self, state: LaggedState) -> Tensor:
         """Return `z = x0 + x / y`."""
         return state.anchor_D + state.x_ND / state.y_N1.to(state.x_ND.dtype)

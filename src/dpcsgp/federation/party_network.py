@@ -54,6 +54,8 @@ class PartyNetwork(Mixer):
         JournalError: the journal is damaged, in use, or of another roster.
     """
 
+    max_lag = 0  # rounds that this party may be ahead of those it hears
+
     def __init__(
         self,
         own: Self,
@@ -76,6 +78,7 @@ class PartyNetwork(Mixer):
         self._status = StatusBoard(peer.node for peer in self._neighbours.all())
         self._failure: JournalError | None = None
         self._stopped = False
+        self._first_wait, self._waited = 0.0, 0.0  # of waits for frames, since this start
         self.waiting_for: tuple[str, ...] = ()  # names of the parties that a wait is for
         self._journal = Journal(
             folder,
@@ -93,7 +96,8 @@ class PartyNetwork(Mixer):
             self._journal,
             self._status,
             size_of_round,
-            window=topology.num_nodes,  # a frame needs ours of as many rounds ago as there are hops
+            # a frame needs ours of as many rounds ago as there are hops, each with its lag
+            window=topology.num_nodes * (1 + self.max_lag),
             fail=self._fail,
             timing=timing,
         )
@@ -120,27 +124,37 @@ class PartyNetwork(Mixer):
             SilentPeerError: patience is over; names the party.
             WaitStoppedError: `stop` was called.
         """
-        round_, frame = self.traffic.rounds, frames_NB.cpu().contiguous().numpy().tobytes()
-        expected = self._size_of_round(round_)
-        if frames_NB.shape[0] != 1 or len(frame) != expected:
-            raise ConfigError(
-                f"round {round_}: the own frame has {len(frame)} bytes, the plan says {expected}; "
-                "were settings changed after the roster was approved?"
-            )
+        round_ = self.traffic.rounds
+        frame = self._checked(round_, frames_NB)
         # A frame that was released before goes out again as it is; a new one leaves only after
         # every receiver has shown that it holds nothing that is unknown here.
         if round_ >= self._journal.released:
             self.meet_receivers()
-        self._journal.release(round_, frame)
-        self._transport.wake()
+        self._release(round_, frame)
         # Not everything at once: who is missing is said by name.
-        self._wait(lambda: self._missing(round_), f"round {round_}")
+        self._wait_for_frames(lambda: self._missing(round_), round_)
         rows = [
             frame if sender == self._own.node else self._journal.frame_of(sender, round_)
             for sender in self.senders
         ]
         self.traffic.count(len(frame))
         return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(len(rows), -1)
+
+    def _checked(self, round_: int, frames_NB: Tensor) -> bytes:
+        """Return the own frame, or refuse one of another size than the plan says."""
+        frame = frames_NB.cpu().contiguous().numpy().tobytes()
+        expected = self._size_of_round(round_)
+        if frames_NB.shape[0] != 1 or len(frame) != expected:
+            raise ConfigError(
+                f"round {round_}: the own frame has {len(frame)} bytes, the plan says {expected}; "
+                "were settings changed after the roster was approved?"
+            )
+        return frame
+
+    def _release(self, round_: int, frame: bytes) -> None:
+        """Bring the own frame to the disk and offer it."""
+        self._journal.release(round_, frame)
+        self._transport.wake()
 
     def meet_receivers(self) -> None:
         """Wait until every receiver has said since this start what it has.
@@ -222,18 +236,28 @@ class PartyNetwork(Mixer):
             if not self._journal.has(node, round_)
         ]
 
+    @property
+    def waiting_share(self) -> float:
+        """Share of the time since the first exchange of this start that others were awaited."""
+        passed = time.monotonic() - self._first_wait if self._first_wait else 0.0
+        return min(self._waited / passed, 1.0) if passed else 0.0
+
+    def _wait_for_frames(self, missing: Callable[[], list[Peer]], round_: int) -> None:
+        """Wait for frames, and count how long that takes."""
+        began = time.monotonic()
+        self._first_wait = self._first_wait or began
+        try:
+            self._wait(missing, f"round {round_}")
+        finally:
+            self._waited += time.monotonic() - began
+
     def _wait(self, missing: Callable[[], list[Peer]], what: str) -> None:
         """Sleep until nobody is missing; say for whom, and give up only where asked to."""
         started = said = time.monotonic()
         with self._journal.changed:
             while absent := missing():
                 self.waiting_for = tuple(peer.name for peer in absent)
-                self._raise_failure()
-                if self._stopped:
-                    raise WaitStoppedError(
-                        f"stopped while {what} of {', '.join(self.waiting_for)} was awaited; "
-                        "start again to go on"
-                    )
+                self._raise_if_stopped(f"{what} of {', '.join(self.waiting_for)}")
                 self._check_patience(absent, started, what)
                 if time.monotonic() - said > _SAY_SECONDS:
                     said = time.monotonic()
@@ -241,6 +265,11 @@ class PartyNetwork(Mixer):
                 self._journal.changed.wait(_GLANCE_SECONDS)
         self.waiting_for = ()
         self._raise_failure()
+
+    def _raise_if_stopped(self, what: str) -> None:
+        self._raise_failure()
+        if self._stopped:
+            raise WaitStoppedError(f"stopped while {what} was awaited; start again to go on")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -19,6 +19,8 @@ from dpcsgp.errors import ConfigError, WaitStoppedError
 from dpcsgp.federation.agreement import Agreement, examine
 from dpcsgp.federation.consent import require_consent
 from dpcsgp.federation.contributions import contributions
+from dpcsgp.federation.lagged_network import LaggedPartyNetwork
+from dpcsgp.federation.late_gradients import gradients_heard, lateness, with_late_gradients
 from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples, load_own_data
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_network import PartyNetwork
@@ -54,7 +56,8 @@ class PartyRequest:
         listen: HOST:PORT to listen on; None: the address of its card.
         device: where gradients are computed.
         seed: of private noise, for experiments: the run is then not private.
-        patience: seconds without a sign of life after which a wait fails; None: wait for ever.
+        patience: seconds without a sign of life after which a wait fails; 0: wait for ever; None:
+            as the roster says.
         model: at its start, where it is not one of the package's.
     """
 
@@ -67,6 +70,14 @@ class PartyRequest:
     seed: int | None = None
     patience: float | None = None
     model: nn.Module | None = None
+
+    @property
+    def patience_seconds(self) -> float | None:
+        """The patience asked for here, or else that of the roster; None: wait for ever."""
+        agreed = self.roster.config.network.patience
+        if self.patience is not None:
+            return self.patience or None
+        return None if agreed == "forever" else agreed
 
     @property
     def node(self) -> int:
@@ -140,7 +151,7 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
         keeper = StatusKeeper(folder.path / STATUS, roster, network, node, prepared.rounds)
         with keeper, StopSignal(_stopper(reporter.say, network), hooks.should_stop) as stop:
             run = _built(prepared, network, folder, on_row)
-            with closing(run.gradients.ledger), reporter.progress() as show:
+            with closing(run.gradients.ledger), lateness(run), reporter.progress() as show:
                 progress = _to_the_end(run, network, keeper, stop, show)
                 summary = _write_results(prepared, folder, run, progress)
                 if summary["handed_over"]:
@@ -160,17 +171,20 @@ def results_folder(request: PartyRequest) -> ResultsFolder:
 
 def open_network(prepared: PreparedParty, journal: Path) -> PartyNetwork:
     """Open the journal and begin to listen and to call."""
-    request = prepared.request
-    return PartyNetwork(
+    request, config = prepared.request, prepared.design.config
+    words = (
         own_end(request),
         peers_of(request.roster),
         request.roster.topology,
         bytes.fromhex(request.roster.fingerprint),
         journal,
         prepared.size_of_round,
-        prepared.design.config.algorithm.steps,
-        request.patience,
+        config.algorithm.steps,
+        request.patience_seconds,
     )
+    if config.network.max_lag:
+        return LaggedPartyNetwork(*words, config.network.max_lag)
+    return PartyNetwork(*words)
 
 
 def own_end(request: PartyRequest) -> Self:
@@ -232,7 +246,7 @@ def _built(
     )
     every = prepared.design.config.algorithm.gossip_every
     return replace(
-        run,
+        with_late_gradients(run, prepared.design, prepared.data),
         hosts_all=False,
         on_saved=lambda oldest: network.forget_before(oldest // every),
     )
@@ -307,7 +321,10 @@ def _own_part(prepared: PreparedParty, run: Run, progress: Progress) -> dict[str
     """Return what a party's summary has beside that of a run: its own promise, and the others."""
     roster, node = prepared.request.roster, prepared.request.node
     promise = roster.parties[node].promised
-    heard = contributions(roster, node, run.network.traffic.rounds, prepared.rounds)
+    rounds = run.network.traffic.rounds
+    heard = contributions(
+        roster, node, rounds, prepared.rounds, gradients_heard(run, progress.state)
+    )
     return {
         "party": roster.parties[node].name,
         "node": node,
@@ -316,7 +333,10 @@ def _own_part(prepared: PreparedParty, run: Run, progress: Progress) -> dict[str
         "fingerprint": roster.fingerprint,
         "epsilon_claimed": promise.epsilon,
         "delta": promise.delta,
-        "rounds": run.network.traffic.rounds,
+        "rounds": rounds,
+        "max_lag": roster.config.network.max_lag,
+        "late_gradients": roster.config.network.late_gradients,
+        "waiting_share": getattr(run.network, "waiting_share", None),
         "rounds_planned": prepared.rounds,
         "contributions": [asdict(each) for each in heard],
         # Every receiver has every message: this party is needed no more.

@@ -126,6 +126,8 @@ class StatusKeeper:
             "epsilon_budget": promise.epsilon,
             "delta": promise.delta,
             "bytes_per_edge": self.network.traffic.bytes_per_edge,
+            "max_lag": self.network.max_lag,
+            "waiting_share": self.network.waiting_share,
             "waiting_for": list(waiting),
             "waiting_seconds": time.monotonic() - since if waiting else 0.0,
             "peers": self._peers(),
