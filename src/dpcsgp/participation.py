@@ -63,7 +63,8 @@ def take_part(
         listen: HOST:PORT to listen on; default: the address on the party's card.
         device: Where gradients are computed.
         seed: For experiments: fixed private noise. The run is then not private.
-        patience: Seconds of a peer's silence after which to give up; default: never.
+        patience: Seconds of a peer's silence after which to give up; 0: never; default:
+            `network.patience` of the roster.
         on_evaluation: Called with every row of the history as it is written.
         should_stop: Called with the number of steps done; True ends this start there.
         verbose: Print the plan, lines of progress and the outcome.

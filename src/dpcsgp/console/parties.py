@@ -98,6 +98,8 @@ def _figure_rows(found: Mapping[str, Any]) -> dict[str, str]:
     }
     if found["metric"]:
         rows[found["metric"]] = f"{found['score']:.4g} on its test data"
+    if found.get("waiting_share") is not None:
+        rows["time spent waiting"] = f"{100 * found['waiting_share']:.0f} % of its rounds"
     if found["waiting_for"]:
         waited = f"for {found['waiting_seconds']:.0f} s"
         rows["waiting for"] = f"{', '.join(found['waiting_for'])}, {waited}"

@@ -21,7 +21,7 @@ from dpcsgp.federation.peers import Peer, Self
 from dpcsgp.federation.transport_ends import Timing
 from dpcsgp.federation.turn_log import NO_GRADIENT, PartyTurn, TurnLog
 from dpcsgp.graphs import Topology
-from dpcsgp.graphs.lag import edges_into
+from dpcsgp.graphs.lag import edges_into, is_late
 
 TURNS = "turns.jsonl"
 
@@ -122,17 +122,15 @@ class LaggedPartyNetwork(PartyNetwork):
     def await_or_late(self, round_: int, ready: Callable[[], bool]) -> bool:
         """Wait for an own gradient; say whether it is ready, or the own frame is late.
 
-        It is late once everybody heard here has sent its frame of round `round_` + max_lag: who
-        hears this party cannot send another without its frame.
+        Late is by what others have sent alone: see `graphs.lag.is_late`.
 
         Raises:
             WaitStoppedError: `stop` was called.
         """
-        late = round_ + self.max_lag + 1
         with self._journal.changed:
             while not ready():
                 self._raise_if_stopped("the own gradient")
-                if all(self._arrived(sender) >= late for sender in self._order):
+                if is_late(map(self._arrived, self._order), round_, self.max_lag):
                     return False
                 self._journal.changed.wait(1.0)
         return True

@@ -151,7 +151,7 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
         keeper = StatusKeeper(folder.path / STATUS, roster, network, node, prepared.rounds)
         with keeper, StopSignal(_stopper(reporter.say, network), hooks.should_stop) as stop:
             run = _built(prepared, network, folder, on_row)
-            with closing(run.gradients.ledger), lateness(run), reporter.progress() as show:
+            with closing(run.gradients.ledger), reporter.progress() as show:
                 progress = _to_the_end(run, network, keeper, stop, show)
                 summary = _write_results(prepared, folder, run, progress)
                 if summary["handed_over"]:
@@ -268,7 +268,8 @@ def _to_the_end(
 
     keeper.on_wait = say_wait
     checkpoint = newest_checkpoint(run)
-    progress = train(run, watch, _Gate(run, network, stop, keeper), checkpoint)
+    with lateness(run):
+        progress = train(run, watch, _Gate(run, network, stop, keeper), checkpoint)
     if progress.ending is Ending.COMPLETED:
         keeper.phase = "handing over"
         try:

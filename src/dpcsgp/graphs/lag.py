@@ -54,6 +54,19 @@ def weight_floors(topology: Topology) -> list[float]:
     return [FLOOR_SHARE * min(1.0, float(weight)) for weight in settled_N]
 
 
+def is_late(arrived: Iterable[int], round_: int, max_lag: int) -> bool:
+    """Tell whether the own frame of a round is late: half of those heard here wait for such frames.
+
+    They have sent their frames of round `round_` + max_lag; whoever of them hears this node, too,
+    cannot send another without its frame.
+
+    >>> is_late([5, 9, 3], round_=2, max_lag=2), is_late([5, 4, 3], round_=2, max_lag=2)
+    (True, False)
+    """
+    ahead = [count > round_ + max_lag for count in arrived]
+    return bool(ahead) and 2 * sum(ahead) >= len(ahead)
+
+
 def worst_delays(topology: Topology, max_lag: int) -> Iterator[np.ndarray]:
     """Return the delays (receiver, sender) that decide whether a rate is stable."""
     num_nodes = topology.num_nodes

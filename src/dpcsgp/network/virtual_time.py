@@ -18,7 +18,7 @@ from typing import Final, final
 import numpy as np
 
 from dpcsgp.graphs import Topology
-from dpcsgp.graphs.lag import weight_floors
+from dpcsgp.graphs.lag import is_late, weight_floors
 from dpcsgp.randomness import numpy_generator
 
 NO_GRADIENT: Final = -1
@@ -197,8 +197,7 @@ class _Player:
         if any(have < round_ - allowed for have in node.arrived.values()):
             return False
         if round_ < course.rounds and not self._ready(node, now):
-            late = course.skips and min(node.arrived.values(), default=0) >= round_ + lag + 1
-            if not late:
+            if not (course.skips and is_late(node.arrived.values(), round_, lag)):
                 return False
         self._take(index, round_)
         low = node.weight * (1.0 - self._leaves(index)) < self.floors[index]

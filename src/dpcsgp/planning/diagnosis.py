@@ -236,24 +236,26 @@ class SweepRow:
     bytes_per_round: int
 
 
-def sweep(topology: Topology, dim: int, specs: Sequence[str] = SWEEP) -> list[SweepRow]:
+def sweep(
+    topology: Topology, dim: int, specs: Sequence[str] = SWEEP, max_lag: int = 0
+) -> list[SweepRow]:
     """Examine many compressors on one graph."""
-    return [_sweep_row(topology, parse_compressor(spec), dim) for spec in specs]
+    return [_sweep_row(topology, parse_compressor(spec), dim, max_lag) for spec in specs]
 
 
-def _sweep_row(topology: Topology, compressor: Compressor, dim: int) -> SweepRow:
+def _sweep_row(topology: Topology, compressor: Compressor, dim: int, max_lag: int) -> SweepRow:
     try:
         # The best rate, and what it brings; some compressors have none on this graph.
-        rate = best_mixing_rate(topology, compressor, dim)
-        radius = mixing_radius(topology, compressor, rate, dim)
-        disagreement = steady_state_disagreement(topology, compressor, rate, dim)
+        rate = best_mixing_rate(topology, compressor, dim, max_lag=max_lag)
+        radius = mixing_radius(topology, compressor, rate, dim, max_lag)
+        disagreement = steady_state_disagreement(topology, compressor, rate, dim, max_lag)
     except UnstableError:
         rate = radius = math.nan
         disagreement = math.inf
     return SweepRow(
         compressor.spec,
-        mixing_radius(topology, compressor, 1.0, dim),
-        classify(topology, compressor, 1.0, dim),
+        mixing_radius(topology, compressor, 1.0, dim, max_lag),
+        classify(topology, compressor, 1.0, dim, max_lag),
         rate,
         radius,
         rounds_to_halve(radius),
