@@ -196,9 +196,9 @@ class _Player:
         allowed = 0 if round_ >= course.rounds else lag  # without gradients nobody is slow
         if any(have < round_ - allowed for have in node.arrived.values()):
             return False
-        if round_ < course.rounds and not self._ready(node, now):
-            if not (course.skips and is_late(node.arrived.values(), round_, lag)):
-                return False
+        late = course.skips and is_late(node.arrived.values(), round_, lag)
+        if round_ < course.rounds and not (late or self._ready(node, now)):
+            return False
         self._take(index, round_)
         low = node.weight * (1.0 - self._leaves(index)) < self.floors[index]
         return not low or all(count == round_ for count in node.taken.values())
