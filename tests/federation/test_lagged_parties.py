@@ -77,3 +77,42 @@ def test_a_slow_party_gossips_on_time_and_adds_its_gradients_when_they_are_ready
         assert told[f"lab-{(node + 1) % 3}"] is None
         used = [gradient for _, gradient in turns_of(tmp_path, node) if gradient >= 0]
         assert used == sorted(set(used))
+
+
+def seconds_of(root: Path, node: int) -> float:
+    return json.loads((results_of(root, node) / "summary.json").read_bytes())["seconds"]
+
+
+@pytest.mark.stress
+def test_lag_makes_more_rounds_a_minute_where_step_times_vary(tmp_path: Path) -> None:
+    """Real processes; gradients sleep for exponential times, the same with and without lag."""
+    plan, seconds = DIGITS.replace("steps = 12", "steps = 60"), {}
+    for lag in (0, 3):
+        root = tmp_path / f"lag-{lag}"
+        root.mkdir()
+        make_federation(root, 4, f"{plan}\n[network]\nmax_lag = {lag}\n")
+        with running(root, 4, slow=dict.fromkeys(range(4), -0.4)) as parties:
+            parties.start()
+            parties.wait(200)
+        seconds[lag] = max(seconds_of(root, node) for node in range(4))
+    assert seconds[0] >= 1.25 * seconds[3], seconds
+
+
+@pytest.mark.stress
+def test_one_slow_party_that_skips_takes_at_most_a_fifth_of_the_others_speed(
+    tmp_path: Path,
+) -> None:
+    plan = SKIPPING.replace("steps = 12", "steps = 40").replace("max_lag = 2", "max_lag = 3")
+    seconds = []
+    for name, slow in (("equal", 0.4), ("one slow", 4.0)):
+        root = tmp_path / name
+        root.mkdir()
+        roster = make_federation(root, 4, plan)
+        with running(root, 4, slow={0: 0.4, 1: slow, 2: 0.4, 3: 0.4}) as parties:
+            parties.start()
+            parties.wait(200)
+        # The slow party itself ends its last gradient before it writes its summary.
+        seconds.append(max(seconds_of(root, node) for node in (0, 2, 3)))
+        given = check_lagged_twin(root, roster).contributed
+    assert seconds[1] <= 1.25 * seconds[0], seconds
+    assert 1 <= given[1] <= 10 and min(given[0], given[2], given[3]) >= 30
