@@ -130,7 +130,7 @@ class LaggedPartyNetwork(PartyNetwork):
         with self._journal.changed:
             while not ready():
                 self._raise_if_stopped("the own gradient")
-                if is_late(map(self._arrived, self._order), round_, self.max_lag):
+                if is_late(map(self._arrived, self._order), round_, self.max_lag, self._steps):
                     return False
                 self._journal.changed.wait(1.0)
         return True

@@ -54,16 +54,18 @@ def weight_floors(topology: Topology) -> list[float]:
     return [FLOOR_SHARE * min(1.0, float(weight)) for weight in settled_N]
 
 
-def is_late(arrived: Iterable[int], round_: int, max_lag: int) -> bool:
+def is_late(arrived: Iterable[int], round_: int, max_lag: int, rounds: int) -> bool:
     """Tell whether the own frame of a round is late: half of those heard here wait for such frames.
 
-    They have sent their frames of round `round_` + max_lag; whoever of them hears this node, too,
-    cannot send another without its frame.
+    They have sent their frames of round `round_` + max_lag, or the last of all `rounds` with
+    gradients; whoever of them hears this node, too, cannot go on without its frame.
 
-    >>> is_late([5, 9, 3], round_=2, max_lag=2), is_late([5, 4, 3], round_=2, max_lag=2)
+    >>> is_late([5, 9, 3], 2, max_lag=2, rounds=20), is_late([5, 4, 3], 2, max_lag=2, rounds=20)
     (True, False)
+    >>> is_late([5, 4, 5], 4, max_lag=2, rounds=5)
+    True
     """
-    ahead = [count > round_ + max_lag for count in arrived]
+    ahead = [count > min(round_ + max_lag, rounds - 1) for count in arrived]
     return bool(ahead) and 2 * sum(ahead) >= len(ahead)
 
 

@@ -196,7 +196,7 @@ class _Player:
         allowed = 0 if round_ >= course.rounds else lag  # without gradients nobody is slow
         if any(have < round_ - allowed for have in node.arrived.values()):
             return False
-        late = course.skips and is_late(node.arrived.values(), round_, lag)
+        late = course.skips and is_late(node.arrived.values(), round_, lag, course.rounds)
         if round_ < course.rounds and not (late or self._ready(node, now)):
             return False
         self._take(index, round_)
