@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from dpcsgp.algorithms.lag_settings import MOST_LAG, lag_fault
 from dpcsgp.algorithms.methods import Method, find_method
 from dpcsgp.errors import ConfigError
 
@@ -39,6 +40,7 @@ def _listed(value: Any) -> Any:
 # a row of `algorithms.methods`, or "module:attribute"
 MethodName = Annotated[str, BeforeValidator(_method_name)]
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
 
@@ -51,6 +53,8 @@ _LATER_KEYS: Final = (
     "algorithm.adam_betas",
     "algorithm.adam_epsilon",
     "algorithm.weight_decay",
+    "network.late_gradients",
+    "network.max_lag",
     "privacy.max_colluders",
     "privacy.max_rows_per_unit",
     "run.max_rows_per_pass",
@@ -58,7 +62,7 @@ _LATER_KEYS: Final = (
     "task.class_weights",
 )
 # Settings that change nothing of what is trained: a resumed run may have others.
-_LOCAL_KEYS: Final = {"run": ("trackers",)}
+_LOCAL_KEYS: Final = {"run": ("trackers",), "network": ("patience",)}
 # What Adam starts with where nothing is said: its steps have a length of their own.
 _ADAM_DEFAULTS: Final = {"learning_rate": 0.03, "momentum": 0.0}
 
@@ -171,6 +175,29 @@ class NetworkConfig(Section):
 
     timeout_seconds: Positive = 60.0
     key_file: str = ""
+    # How many rounds a node may be ahead of those it hears; 0: in step, as in the paper.
+    max_lag: Annotated[int, Field(ge=0, le=MOST_LAG)] = 0
+    # "skip": who would hold up the others gossips without a new gradient, and adds it later.
+    late_gradients: Literal["wait", "skip"] = "wait"
+    # Seconds without a sign of life after which a party gives up on another.
+    patience: Literal["forever"] | Positive = "forever"
+
+
+class SimulationConfig(Section):
+    """How `dpcsgp run` plays slow nodes and bad lines, in virtual time; nothing sleeps."""
+
+    # Mean seconds of a gradient; 0: no clock is played.
+    step_seconds: NotNegative = 0.0
+    jitter: Literal["none", "exponential"] = "none"
+    slow_nodes: list[Annotated[int, Field(ge=0)]] = []
+    slow_factor: Annotated[float, Field(ge=1)] = 10.0
+    message_seconds: NotNegative = 0.0
+    # Chance that a message is lost and has to be sent again, after so many seconds.
+    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    resend_seconds: NotNegative = 1.0
+    # Chance per message that its sender is cut off for so many seconds.
+    outage: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    outage_seconds: NotNegative = 60.0
 
 
 class RunConfig(Section):
@@ -203,6 +230,7 @@ class Config(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     network: NetworkConfig = NetworkConfig()
     run: RunConfig = RunConfig()
+    simulation: SimulationConfig = SimulationConfig()
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Config:
@@ -305,6 +333,17 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_lag(self) -> Config:
+        if fault := lag_fault(self):
+            raise ValueError(fault)
+        if missing := [n for n in self.simulation.slow_nodes if n >= self.graph.num_nodes]:
+            raise ValueError(
+                f"simulation.slow_nodes = {self.simulation.slow_nodes}: there is no node "
+                f"{missing[0]}, nodes are 0 to {self.graph.num_nodes - 1}"
+            )
+        return self
+
     @property
     def method(self) -> Method:
         """The row of the table of methods that `algorithm.name` names."""
@@ -336,7 +375,13 @@ class Config(Section):
             table = getattr(self, section)
             if getattr(table, key) == type(table).model_fields[key].default:
                 unset.setdefault(section, set()).add(key)
-        text = self.model_dump_json(exclude=unset)
+        if self.simulation == SimulationConfig():
+            unset["simulation"] = set(SimulationConfig.model_fields)
+        excluded: dict[str, Any] = {
+            section: keys == set(type(getattr(self, section)).model_fields) or keys
+            for section, keys in unset.items()
+        }
+        text = self.model_dump_json(exclude=excluded)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 

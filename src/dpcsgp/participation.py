@@ -68,7 +68,8 @@ def take_part(
         listen: HOST:PORT to listen on; default: the address on the party's card.
         device: Where gradients are computed.
         seed: For experiments: fixed private noise. The run is then not private.
-        patience: Seconds of a peer's silence after which to give up; default: never.
+        patience: Seconds of a peer's silence after which to give up; 0: never; default:
+            `network.patience` of the roster.
         page: Port of this machine at which a page and metrics show how it goes; 0: any free one,
             which `dpcsgp party status` names. None: there is none.
         on_evaluation: Called with every row of the history as it is written.

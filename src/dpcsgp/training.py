@@ -12,14 +12,16 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
+from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
 from dpcsgp.algorithms.optimizers import Memory, Momentum, Optimizer
 from dpcsgp.compression.base import naming_gradient_step
 from dpcsgp.errors import CheckpointError, DivergenceError, WaitStoppedError
@@ -42,6 +44,32 @@ class TrainingNetwork(Network, Protocol):
 
     def gather_values(self, name: str, value: Any) -> list[Any]:
         """Return what all processes of the run gave under this name (JSON values, by rank)."""
+        ...
+
+
+class LateGradients(Protocol):
+    """Private gradients that may be ready only rounds after they were begun."""
+
+    def take(self, model_ND: Tensor, step: int) -> tuple[Tensor, Sequence[bool]]:
+        """Return gradients (N, D) and whose are ready now; rows of others hold nothing."""
+        ...
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A part of a run with tensors that a checkpoint keeps beside the state."""
+
+    @property
+    def checkpoint_names(self) -> tuple[str, ...]:
+        """Their names."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return those that are there."""
+        ...
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint; the traffic is restored already."""
         ...
 
 
@@ -73,6 +101,7 @@ class Run:
         anchor_D: the public initial model.
         optimizer: from a private gradient to the direction of a local step.
         checkpoints: where to save; None: nowhere.
+        late: gradients that may be late; None: every step waits for its own.
         hosts_all: whether all nodes of the run are in this process.
         resumes_alone: whether this process goes on from its own newest checkpoint, whatever others
             have; otherwise all need one step in common.
@@ -91,6 +120,7 @@ class Run:
     anchor_D: Tensor
     optimizer: Optimizer = field(default_factory=Momentum)
     checkpoints: CheckpointFolder | None = None
+    late: LateGradients | None = None
     hosts_all: bool = True
     resumes_alone: bool = True
     on_row: Callable[[dict[str, Any]], None] = lambda row: None
@@ -168,6 +198,7 @@ def train(
             progress.steps_saved = True
         # A run that was interrupted goes on later; all others are brought to their end.
         if progress.ending is not Ending.INTERRUPTED:
+            _settle(run, progress, run.algorithm)
             _take_average(run, progress)
             _polish(run, progress, watch)
     except DivergenceError as error:
@@ -205,17 +236,38 @@ def _iterate(run: Run, progress: Progress) -> None:
     """One iteration: private gradient, direction, descent, exchange."""
     step, decay = progress.state.step, run.optimizer.weight_decay
     # Private: recorded, clipped and noised before it is handed over.
-    grad_ND = run.gradients(run.algorithm.model(progress.state), step)
+    model_ND = run.algorithm.model(progress.state)
+    if run.late is None:
+        grad_ND, ready = run.gradients(model_ND, step), None
+    else:
+        grad_ND, ready = run.late.take(model_ND, step)
+    # Post-processing: momentum or Adam, weight decay.
     direction_ND, memory = run.optimizer.direction(grad_ND, progress.memory, step)
     if decay:  # out of place: the memory may hold the direction itself
-        direction_ND = direction_ND.add(run.algorithm.model(progress.state), alpha=decay)
-    state = run.algorithm.descend(progress.state, direction_ND)
-    del grad_ND, direction_ND  # an N x D tensor less while the nodes exchange
+        direction_ND = direction_ND.add(model_ND, alpha=decay)
+    state = _descended(run.algorithm, progress.state, direction_ND, ready)
+    memory = _next_memory(progress.memory, memory, ready)
+    del model_ND, grad_ND, direction_ND  # N x D tensors less while the nodes exchange
     if (step + 1) % run.schedule.gossip_every == 0:
         with naming_gradient_step(state.step):
             state = run.algorithm.gossip(state, run.network, run.public)
     # Assigned together at the end: whatever interrupts an iteration leaves the state before it.
     progress.state, progress.memory = state, memory
+
+
+def _descended(algorithm: Any, state: Any, grad_ND: Tensor, ready: Sequence[bool] | None) -> Any:
+    """Take a local step, or only those nodes that have a gradient."""
+    if ready is None:
+        return algorithm.descend(state, grad_ND)
+    return algorithm.descend_some(state, grad_ND, ready)
+
+
+def _next_memory(before: Memory, after: Memory, ready: Sequence[bool] | None) -> Memory:
+    """Return the optimizer's memory for the next step; a node without a gradient keeps its own."""
+    if ready is None:
+        return after
+    ready_N1 = torch.tensor(ready)[:, None]
+    return {name: torch.where(ready_N1, after[name], before[name]) for name in after}
 
 
 def _steps_within_budget(run: Run, step: int) -> int:
@@ -242,6 +294,8 @@ def _take_average(run: Run, progress: Progress) -> None:
     """Go on from the averaged models as from a start: public copies begin at the anchor again."""
     if progress.tail_ND is not None:
         state = run.polish.init(progress.tail_ND, run.anchor_D)
+        if isinstance(run.polish, LaggedDPCSGP):
+            state = run.polish.counted(state, progress.state)
         progress.state = state._replace(step=progress.state.step, round=progress.state.round)
 
 
@@ -252,6 +306,13 @@ def _polish(run: Run, progress: Progress, watch: Watcher) -> None:
             progress.state = run.polish.gossip(progress.state, run.network, run.public)
         progress.rounds_polished += 1
         watch(progress)
+    _settle(run, progress, run.polish)
+
+
+def _settle(run: Run, progress: Progress, algorithm: Algorithm[Any]) -> None:
+    """With lag: take what is still under way, so that what follows begins in step."""
+    if isinstance(algorithm, LaggedDPCSGP):
+        progress.state = algorithm.settle(progress.state, run.network, run.public)
 
 
 def _start(run: Run, checkpoint: Checkpoint | None) -> Progress:
@@ -276,6 +337,12 @@ def _restored(run: Run, checkpoint: Checkpoint) -> Progress:
     """Return the progress of a checkpoint, or refuse one of another method, model or release."""
     tensors = dict(checkpoint.tensors)
     tail_ND = tensors.pop("tail_ND", None)
+    kept = {
+        name: tensors.pop(name)
+        for keeper in _keepers(run)
+        for name in keeper.checkpoint_names
+        if name in tensors
+    }
     start_ND = run.anchor_D.expand(len(run.network.nodes), -1)
     # A state and a memory of this run tell which names and shapes must be there.
     template, memory = run.algorithm.init(start_ND, run.anchor_D), run.optimizer.init(start_ND)
@@ -290,9 +357,15 @@ def _restored(run: Run, checkpoint: Checkpoint) -> Progress:
         )
     # Bytes that were sent before count, and so do the seconds.
     run.network.traffic.restore(**checkpoint.meta["traffic"])
+    for keeper in _keepers(run):
+        keeper.restore(kept)
     memory = {name: tensors.pop(name) for name in memory}
     state = template._replace(**tensors, step=checkpoint.step, round=checkpoint.meta["round"])
     return Progress(state, memory, tail_ND, seconds=checkpoint.meta["seconds"])
+
+
+def _keepers(run: Run) -> list[Keeper]:
+    return [part for part in (run.network, run.late) if isinstance(part, Keeper)]
 
 
 def _tensors(state: Any) -> dict[str, Tensor]:
@@ -315,6 +388,8 @@ def save_checkpoint(run: Run, progress: Progress) -> None:
     tensors = _tensors(progress.state) | progress.memory
     if progress.tail_ND is not None:
         tensors["tail_ND"] = progress.tail_ND
+    for keeper in _keepers(run):
+        tensors |= keeper.tensors()
     meta = {
         "round": progress.state.round,
         "traffic": run.network.traffic.as_dict(),

@@ -29,6 +29,7 @@ from dpcsgp.federation import transport_messages as messages
 from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.consent import approve
 from dpcsgp.federation.founding import Plan, found
+from dpcsgp.federation.lagged_network import LaggedPartyNetwork
 from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_network import PartyNetwork
@@ -37,7 +38,7 @@ from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import finished_summary, latest_place
 from dpcsgp.federation.transport_grpc import GrpcLine
-from dpcsgp.privacy import read_ledgers, releases_by_node
+from dpcsgp.privacy import PrivateGradients, read_ledgers, releases_by_node
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runtime.requests import BuiltinRequest
 from dpcsgp.runtime.session import Hooks, run_simulated
@@ -106,14 +107,24 @@ def results_of(root: Path, node: int) -> Path:
 
 
 def take_part(
-    root: str, node: int, seed: int | None, pause: float, host: str | None, quick: bool
+    root: str,
+    node: int,
+    seed: int | None,
+    pause: float,
+    host: str | None,
+    quick: bool,
+    slow: float = 0.0,
 ) -> None:
-    """Be one party until the end; the exit code is that of the command."""
+    """Be one party until the end; the exit code is that of the command.
+
+    Every gradient takes `slow` seconds more; if negative, exponential times of that mean.
+    """
     if host is not None:
         enter(host)  # before any thread is started
     torch.set_num_threads(1)
     if quick:
         quicken()
+    _slow_down(slow, node)
     tap_lines(Path(root) / f"tap-{node}")
     note_draws(Path(root) / f"drawn-{node}")
     request = request_of(Path(root), node, seed=seed)
@@ -145,6 +156,17 @@ def tap_lines(path: Path) -> None:
     GrpcLine.send = noted
 
 
+def _slow_down(seconds: float, node: int) -> None:
+    """Let every gradient sleep first: so long, or exponentially so long on average."""
+    released, chance = PrivateGradients._released, random.Random(node)
+
+    def slowly(self: PrivateGradients, *words: Any) -> torch.Tensor:
+        time.sleep(seconds if seconds >= 0 else chance.expovariate(-1 / seconds))
+        return released(self, *words)
+
+    PrivateGradients._released = slowly  # type: ignore[method-assign]
+
+
 def quicken() -> None:
     """Give lines short limits, so that tests need not wait."""
 
@@ -152,7 +174,12 @@ def quicken() -> None:
         def __init__(self, *words: Any, **more: Any) -> None:
             super().__init__(*words, timing=QUICK, **more)
 
+    class QuickLagged(LaggedPartyNetwork):
+        def __init__(self, *words: Any, **more: Any) -> None:
+            super().__init__(*words, timing=QUICK, **more)
+
     party_run.PartyNetwork = Quick  # type: ignore[misc]
+    party_run.LaggedPartyNetwork = QuickLagged  # type: ignore[misc]
 
 
 @dataclass
@@ -165,12 +192,14 @@ class Running:
     pause: float = 0.0
     hosts: Sequence[str] = ()  # network namespaces, one per party
     quick: bool = True  # short limits of lines
+    slow: dict[int, float] = field(default_factory=dict)
     processes: dict[int, Any] = field(default_factory=dict)
 
     def start(self, *nodes: int) -> None:
         for node in nodes or range(self.num_parties):
             host = self.hosts[node] if self.hosts else None
             words = (str(self.root), node, self.seed, self.pause, host, self.quick)
+            words = (*words, self.slow.get(node, 0.0))
             self.processes[node] = FORKS.Process(target=take_part, args=words)
             self.processes[node].start()
 

@@ -29,6 +29,7 @@ from dpcsgp.algorithms.error_feedback import (
     exchange_differences,
     residual_ratio,
 )
+from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
 from dpcsgp.algorithms.methods import MethodSettings
 from dpcsgp.compression import Compressor, frames
 from dpcsgp.errors import ConfigError
@@ -121,8 +122,12 @@ class DPCSGP(GossipSGD[DPCSGPState]):
         return rounds * self.compressor.paper_bits(dim)
 
 
-def build(settings: MethodSettings) -> DPCSGP:
+def build(settings: MethodSettings) -> DPCSGP | LaggedDPCSGP:
     """Build the method behind both names, `dp-csgp` and `local-then-average`."""
+    if settings.max_lag:
+        check_mixing_rate(settings.mixing_rate)
+        rates = settings.learning_rate, settings.mixing_rate
+        return LaggedDPCSGP(settings.compressor, *rates, settings.max_lag, settings.skips)
     return DPCSGP(settings.compressor, settings.learning_rate, settings.mixing_rate)
 
 

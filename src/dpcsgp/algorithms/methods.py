@@ -6,7 +6,7 @@ my_method. All other code asks for traits, never for names:
 
 | method | private | sends | undirected | compresses | error_feedback | also |
 |---|---|---|---|---|---|---|
-| `dp-csgp` | yes | yes | | yes | yes | |
+| `dp-csgp` | yes | yes | | yes | yes | `lags` |
 | `dp-block` | yes | yes | | yes | | `blocks` |
 | `local-then-average` | yes | yes | | yes | yes | `only_at_end` |
 | `dp2sgd` | yes | yes | yes | | | |
@@ -43,6 +43,8 @@ class MethodSettings:
     compressor: Compressor  # of `compression.spec`
     learning_rate: Schedule
     mixing_rate: float = 1.0  # checked for stability; 1 for methods without error feedback
+    max_lag: int = 0  # rounds that a node may be ahead of those it hears
+    skips: bool = False  # whether frames may come without a new gradient
     num_blocks: int = 1  # 1 for methods without blocks
     block_order: Literal["round-robin", "random"] = "round-robin"
 
@@ -74,6 +76,8 @@ class Method:
     """All data in one place: one node, whatever `graph.num_nodes` says."""
     only_at_end: bool = False
     """Nothing is sent before the polish rounds."""
+    lags: bool = False
+    """Has a rule for messages that come late: `network.max_lag` may be above 0."""
 
     def __post_init__(self) -> None:
         if self.error_feedback and not self.compresses:
@@ -93,7 +97,7 @@ def built_by(module: str) -> Build:
 
 
 METHODS: Final[dict[str, Method]] = {
-    "dp-csgp": Method(built_by("dp_csgp"), compresses=True, error_feedback=True),
+    "dp-csgp": Method(built_by("dp_csgp"), compresses=True, error_feedback=True, lags=True),
     "dp-block": Method(built_by("dp_block"), compresses=True, blocks=True),
     "local-then-average": Method(
         built_by("dp_csgp"), compresses=True, error_feedback=True, only_at_end=True

@@ -174,6 +174,9 @@ def _smaller(batch: int, total: int) -> tuple[int, int]:
 def _algorithm(config: Config, dim: int) -> Algorithm[Any]:
     compressor = parse_compressor(config.compression.spec)
     rate = config.algorithm.mixing_rate
+    # In step: when messages come makes no difference to what they reveal.
+    in_step = {"max_lag": 0, "late_gradients": "wait"}
+    config = config.model_copy(update={"network": config.network.model_copy(update=in_step)})
     if not config.method.error_feedback:
         return build_algorithm(config, compressor, None)
     colluders = config.privacy.max_colluders

@@ -82,7 +82,7 @@ def doctor(
     config = load_config(file, [*(settings or []), *as_settings(shortcuts)])
     dim, examples = _size(config, dim, file.parent if file is not None else Path())
     found = diagnose(config, dim, examples)
-    rows = sweep_graph(found.topology, dim) if sweep else []
+    rows = sweep_graph(found.topology, dim, max_lag=config.network.max_lag) if sweep else []
     if figure is not None:
         _draw(figure, found)
     if as_json:

@@ -58,7 +58,11 @@ def run(
     ] = None,
     patience: Annotated[
         float | None,
-        typer.Option(help="Seconds of silence of a peer after which to give up; default: never."),
+        typer.Option(
+            min=0,
+            help="Seconds of silence of a peer after which to give up; 0: never. Default: "
+            "network.patience of the roster.",
+        ),
     ] = None,
     page: Annotated[
         str | None,

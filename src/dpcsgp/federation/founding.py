@@ -25,6 +25,7 @@ from dpcsgp.federation.files import Fields, parse_table, read_text
 from dpcsgp.federation.roster import (
     LISTED,
     MOST_PARTIES,
+    NOT_SHARED,
     OWN_DATA,
     DataShape,
     Roster,
@@ -161,6 +162,7 @@ def _settings(plan: Plan, cards: Sequence[Card]) -> Config:
             if f"{section}.{key}" not in MACHINE_SETTINGS or key == "edges_file"
         }
         for section, table in values.items()
+        if section != NOT_SHARED
     }
     if own:
         kept["task"] = {**OWN_DATA, **kept["task"]}

@@ -60,6 +60,8 @@ class PartyNetwork(Mixer):
         JournalError: the journal is damaged, in use, or of another roster.
     """
 
+    max_lag = 0  # rounds that this party may be ahead of those it hears
+
     def __init__(
         self,
         own: Self,
@@ -86,8 +88,9 @@ class PartyNetwork(Mixer):
         self._status = StatusBoard(peer.node for peer in self._neighbours.all())
         self._failure: JournalError | None = None
         self._stopped = False
-        self.waiting_for: tuple[str, ...] = ()  # names of the parties that a wait is for
+        self._opened = time.monotonic()
         self._waited, self._waiting_since = 0.0, 0.0  # seconds of all waits; 0: no wait now
+        self.waiting_for: tuple[str, ...] = ()  # names of the parties that a wait is for
         self._journal = Journal(
             folder,
             roster_digest,
@@ -105,7 +108,8 @@ class PartyNetwork(Mixer):
             self._journal,
             self._status,
             size_of_round,
-            window=topology.num_nodes,  # a frame needs ours of as many rounds ago as there are hops
+            # a frame needs ours of as many rounds ago as there are hops, each with its lag
+            window=topology.num_nodes * (1 + self.max_lag),
             fail=self._fail,
             timing=timing,
             notices=notices,
@@ -137,19 +141,13 @@ class PartyNetwork(Mixer):
             SilentPeerError: patience is over; names the party.
             WaitStoppedError: `stop` was called.
         """
-        round_, frame = self.traffic.rounds, frames_NB.cpu().contiguous().numpy().tobytes()
-        expected = self._size_of_round(round_)
-        if frames_NB.shape[0] != 1 or len(frame) != expected:
-            raise ConfigError(
-                f"round {round_}: the own frame has {len(frame)} bytes, the plan says {expected}; "
-                "were settings changed after the roster was approved?"
-            )
+        round_ = self.traffic.rounds
+        frame = self._checked(round_, frames_NB)
         # A frame that was released before goes out again as it is; a new one leaves only after
         # every receiver has shown that it holds nothing that is unknown here.
         if round_ >= self._journal.released:
             self.meet_receivers()
-        self._journal.release(round_, frame)
-        self._transport.wake()
+        self._release(round_, frame)
         # Not everything at once: who is missing is said by name.
         self._wait(lambda: self._missing(round_), f"round {round_}")
         rows = [
@@ -158,6 +156,22 @@ class PartyNetwork(Mixer):
         ]
         self.traffic.count(len(frame))
         return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(len(rows), -1)
+
+    def _checked(self, round_: int, frames_NB: Tensor) -> bytes:
+        """Return the own frame, or refuse one of another size than the plan says."""
+        frame = frames_NB.cpu().contiguous().numpy().tobytes()
+        expected = self._size_of_round(round_)
+        if frames_NB.shape[0] != 1 or len(frame) != expected:
+            raise ConfigError(
+                f"round {round_}: the own frame has {len(frame)} bytes, the plan says {expected}; "
+                "were settings changed after the roster was approved?"
+            )
+        return frame
+
+    def _release(self, round_: int, frame: bytes) -> None:
+        """Bring the own frame to the disk and offer it."""
+        self._journal.release(round_, frame)
+        self._transport.wake()
 
     def meet_receivers(self) -> None:
         """Wait until every receiver has said since this start what it has.
@@ -230,6 +244,11 @@ class PartyNetwork(Mixer):
         since = self._waiting_since
         return self._waited + (time.monotonic() - since if since else 0.0)
 
+    @property
+    def waiting_share(self) -> float:
+        """Share of this start's time that was spent waiting for others."""
+        return min(self.seconds_waited() / max(time.monotonic() - self._opened, 1e-3), 1.0)
+
     def stop(self) -> None:
         """End the present wait and all later ones within a second; a signal handler may call it.
 
@@ -267,20 +286,20 @@ class PartyNetwork(Mixer):
         with self._journal.changed:
             while absent := missing():
                 self.waiting_for = tuple(peer.name for peer in absent)
-                self._raise_failure()
-                if self._stopped:
-                    raise WaitStoppedError(
-                        f"stopped while {what} of {', '.join(self.waiting_for)} was awaited; "
-                        "start again to go on"
-                    )
+                self._raise_if_stopped(f"{what} of {', '.join(self.waiting_for)}")
                 self._check_patience(absent, started, what)
                 if time.monotonic() - said > _SAY_SECONDS:
                     said = time.monotonic()
                     _LOG.info("waiting for %s of %s", what, ", ".join(self.waiting_for))
                 self._journal.changed.wait(_GLANCE_SECONDS)
         self.waiting_for = ()
-        self._waited, self._waiting_since = self._waited + time.monotonic() - started, 0.0
+        self._waited, self._waiting_since = self.seconds_waited(), 0.0
         self._raise_failure()
+
+    def _raise_if_stopped(self, what: str) -> None:
+        self._raise_failure()
+        if self._stopped:
+            raise WaitStoppedError(f"stopped while {what} was awaited; start again to go on")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

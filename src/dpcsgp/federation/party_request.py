@@ -33,7 +33,8 @@ class PartyRequest:
         listen: HOST:PORT to listen on; None: the address of its card.
         device: where gradients are computed.
         seed: of private noise, for experiments: the run is then not private.
-        patience: seconds without a sign of life after which a wait fails; None: wait for ever.
+        patience: seconds without a sign of life after which a wait fails; 0: wait for ever; None:
+            as the roster says.
         model: at its start, where it is not one of the package's.
         page: where a page about the run listens; None: there is none.
         trackers: where this party's evaluations are shown too; a roster has no say in it.
@@ -54,6 +55,14 @@ class PartyRequest:
     trackers: tuple[str, ...] = ()
     until: Roster | None = None
     cut: bool = False
+
+    @property
+    def patience_seconds(self) -> float | None:
+        """The patience asked for here, or else that of the roster; None: wait for ever."""
+        agreed = self.roster.config.network.patience
+        if self.patience is not None:
+            return self.patience or None
+        return None if agreed == "forever" else agreed
 
     @property
     def node(self) -> int:

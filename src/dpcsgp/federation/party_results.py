@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dpcsgp.federation.contributions import contributions
+from dpcsgp.federation.late_gradients import gradients_heard
 from dpcsgp.federation.party_request import PreparedParty
 from dpcsgp.federation.succession import told_before
 from dpcsgp.records.ending import Ending
@@ -34,7 +35,8 @@ def _own_part(
     promise = roster.parties[node].promised
     rounds = prepared.rounds
     made = rounds.made(run.network.traffic.rounds)
-    heard = contributions(roster, node, made, rounds.end, rounds.first)
+    given = gradients_heard(run, progress.state)
+    heard = contributions(roster, node, made, rounds.end, rounds.first, given)
     parts = [asdict(each) for each in heard]
     return {
         "party": roster.parties[node].name,
@@ -45,6 +47,9 @@ def _own_part(
         "epsilon_claimed": promise.epsilon,
         "delta": promise.delta,
         "rounds": made,
+        "max_lag": roster.config.network.max_lag,
+        "late_gradients": roster.config.network.late_gradients,
+        "waiting_share": getattr(run.network, "waiting_share", None),
         "rounds_planned": rounds.end,
         "contributions": parts,
         "versions": [

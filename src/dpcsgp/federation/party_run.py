@@ -16,6 +16,8 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.federation.agreement import examine
 from dpcsgp.federation.archive import Ended
 from dpcsgp.federation.consent import require_consent
+from dpcsgp.federation.lagged_network import LaggedPartyNetwork
+from dpcsgp.federation.late_gradients import with_late_gradients
 from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.party_data import load_own_data
 from dpcsgp.federation.party_network import PartyNetwork
@@ -181,22 +183,26 @@ def open_network(
     prepared: PreparedParty, results: Path, board: NoticeBoard | None = None
 ) -> PartyNetwork:
     """Open the journal and begin to listen and to call; earlier versions still answer."""
-    request, rounds = prepared.request, prepared.rounds
-    return PartyNetwork(
+    request, rounds, config = prepared.request, prepared.rounds, prepared.design.config
+    words = (
         own_end(request),
         peers_of(request.roster),
         request.roster.topology,
         bytes.fromhex(request.roster.fingerprint),
         home_of(results, request.roster) / JOURNAL,
         rounds.size_of_frame,
-        prepared.design.config.algorithm.steps,
-        request.patience,
+        config.algorithm.steps,
+        request.patience_seconds,
+    )
+    if config.network.max_lag:  # its rosters have no versions: see `refuse_unsupported`
+        return LaggedPartyNetwork(*words, max_lag=config.network.max_lag, notices=board)
+    until = request.until
+    return PartyNetwork(
+        *words,
         notices=board,
         archives=archives_of(request.party, rounds, results, request.model),
         over=over_here(request.roster),
-        ended=(
-            Ended(moved_on(request.until), rounds.end - rounds.shift) if request.until else None
-        ),
+        ended=Ended(moved_on(until), rounds.end - rounds.shift) if until else None,
     )
 
 
@@ -207,7 +213,7 @@ def _pairs(
     if board is None:
         return None
     request = prepared.request
-    return PartyPairs(request.party, request.roster, board, network.pass_on)
+    return PartyPairs(request.party, request.roster, board, network.pass_on, network.max_lag)
 
 
 def own_end(request: PartyRequest) -> Self:
@@ -225,6 +231,12 @@ def refuse_unsupported(roster: Roster) -> None:
         raise ConfigError(
             'algorithm.block_order = "random": parties need to know the size of every message '
             'beforehand; have a roster made with algorithm.block_order = "round-robin"'
+        )
+    if roster.history and roster.config.network.max_lag:
+        raise ConfigError(
+            f"network.max_lag = {roster.config.network.max_lag} in version {roster.version} of a "
+            "roster: parties with lag are at different rounds when a version begins; have the "
+            "roster amended with --set network.max_lag=0"
         )
 
 
@@ -257,7 +269,7 @@ def _built(
     )
     every, shift = prepared.design.config.algorithm.gossip_every, prepared.rounds.shift
     return replace(
-        run,
+        with_late_gradients(run, prepared.design, prepared.data),
         hosts_all=False,
         on_saved=lambda oldest: network.forget_before(oldest // every - shift),
     )

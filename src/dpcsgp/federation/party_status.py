@@ -104,7 +104,6 @@ class StatusKeeper:
     on_wait: Callable[[tuple[str, ...]], None] = lambda names: None
     _waits: tuple[tuple[str, ...], float] = ((), 0.0)
     _started: float = field(default_factory=time.time)
-    _begun: float = field(default_factory=time.monotonic)
     _logged_wait: tuple[str, ...] = ()
     _said: tuple[int, float] = (0, 0.0)  # the round in the last log line, and when
     _lines: LastLines = field(default_factory=LastLines)
@@ -141,7 +140,6 @@ class StatusKeeper:
         """Return what is known now."""
         waiting, since = self._waits
         promise, standing = self.roster.parties[self.node].promised, self.standing
-        running = max(time.monotonic() - self._begun, 1e-3)
         return {
             "format": FORMAT,
             "party": self.roster.parties[self.node].name,
@@ -167,9 +165,10 @@ class StatusKeeper:
             "max_colluders": self.roster.config.privacy.max_colluders,
             "delta": promise.delta,
             "bytes_per_edge": self.network.traffic.bytes_per_edge,
+            "max_lag": self.network.max_lag,
+            "waiting_share": self.network.waiting_share,
             "waiting_for": list(waiting),
             "waiting_seconds": time.monotonic() - since if waiting else 0.0,
-            "waiting_share": min(self.network.seconds_waited() / running, 1.0),
             "peers": self._peers(),
             "page": self.page,
             "log": list(self._lines.lines),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from dpcsgp.errors import ConfigError, WaitStoppedError
+from dpcsgp.federation.late_gradients import lateness
 from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.party_pairs import PartyPairs
 from dpcsgp.federation.party_request import PreparedParty, leaves
@@ -137,7 +138,8 @@ def _trained(gate: Gate, rounds: Rounds, show: ShowStanding) -> Progress:
         keeper.phase = "polishing" if progress.rounds_polished else "training"
         show(keeper.standing)
 
-    progress = train(run, watch, gate, _checkpoint_before(run, rounds))
+    with lateness(run):
+        progress = train(run, watch, gate, _checkpoint_before(run, rounds))
     keeper.standing = standing(run, progress)  # with the last evaluation
     return progress
 

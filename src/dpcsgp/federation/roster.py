@@ -42,6 +42,8 @@ _OF_SCRIPTS: Final = "privacy.max_rows_per_unit"
 LISTED: Final = "roster"  # graph.edges_file of a graph whose edges stand in the roster itself
 # Settings of a task whose data are the parties' own.
 OWN_DATA: Final = {"features": "none", "partition": "own"}
+# Not of a federation: how a plan is tried beforehand.
+NOT_SHARED: Final = "simulation"
 _MOST_INPUTS: Final = 10**8
 _MOST_STEPS: Final = 10**6
 _BOUNDED: Final = (
@@ -273,9 +275,11 @@ def utc_today() -> datetime.date:
 def shared_settings(config: Config) -> dict[str, dict[str, Any]]:
     """Return the settings that a roster holds, by section."""
     left_out = {*MACHINE_SETTINGS, *FROM_CARDS, _OF_SCRIPTS}
+    values = config.model_dump(mode="json")
     return {
         section: {key: value for key, value in table.items() if f"{section}.{key}" not in left_out}
-        for section, table in config.model_dump(mode="json").items()
+        for section, table in values.items()
+        if section != NOT_SHARED
     }
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from scipy import sparse
 
 from dpcsgp.errors import UnstableError
+from dpcsgp.graphs.lag import MOST_EXAMINED, lagged_moments, rule_of_lag, slower_rate
 from dpcsgp.graphs.second_moments import EXPLICIT_NODES
 from dpcsgp.graphs.spectrum import blas_threads, stationary
 from dpcsgp.graphs.stability import GossipMoments, mixing_radius
@@ -40,9 +41,17 @@ _MAX_HALVINGS: Final = 40
 
 
 def best_mixing_rate(
-    topology: Topology, compressor: Compressor, dim: int, *, isotropic_noise: bool = False
+    topology: Topology,
+    compressor: Compressor,
+    dim: int,
+    *,
+    isotropic_noise: bool = False,
+    max_lag: int = 0,
 ) -> float:
     """Return the rate with the smallest steady-state disagreement under unit noise per round.
+
+    With `max_lag` above 0 the disagreement is that with all messages late by so many rounds; where
+    that is not computed, the rate in step is divided by 1 + 0.4 max_lag (`lag.rule_of_lag`).
 
     Up to 64 nodes by search; beyond, the rule of thumb after checking that it is stable. Where no
     second-moment law exists the answer is a cautious rate: see `cautious_mixing_rate`.
@@ -53,6 +62,7 @@ def best_mixing_rate(
         dim: coordinates of the model.
         isotropic_noise: equal Gaussian noise on all coordinates outweighs everything else; only
             `sign` makes use of it.
+        max_lag: rounds that a node may be ahead of those it hears.
 
     Returns:
         The mixing rate, in (0, 1].
@@ -62,7 +72,8 @@ def best_mixing_rate(
     """
     moments = compressor.moments(dim)
     if moments is None:
-        return cautious_mixing_rate(compressor, dim, isotropic_noise=isotropic_noise)
+        cautious = cautious_mixing_rate(compressor, dim, isotropic_noise=isotropic_noise)
+        return rule_of_lag(cautious, max_lag)
     # E|e - q|^2 = residue |e|^2: what a message leaves of a squared error, however small the rate.
     residue = (1.0 - moments.gain) ** 2 + moments.noise
     if residue >= 1.0:
@@ -73,7 +84,8 @@ def best_mixing_rate(
             "for example 'gsgd:8/512'"
         )
     rate = _stable_start(topology, moments)
-    return rate if topology.num_nodes > EXPLICIT_NODES else _search(topology, moments, rate)
+    rate = rate if topology.num_nodes > EXPLICIT_NODES else _search(topology, moments, rate)
+    return slower_rate(topology, moments.gain, moments.noise, rate, max_lag)
 
 
 def cautious_mixing_rate(
@@ -184,7 +196,11 @@ class StabilityReport:
 
 
 def stability_report(
-    topology: Topology, compressor: Compressor, dim: int, mixing_rate: float | None = None
+    topology: Topology,
+    compressor: Compressor,
+    dim: int,
+    mixing_rate: float | None = None,
+    max_lag: int = 0,
 ) -> StabilityReport:
     """Examine one setting of graph, compressor and mixing rate.
 
@@ -193,21 +209,22 @@ def stability_report(
         compressor: the compressor of the messages.
         dim: coordinates of the model.
         mixing_rate: the rate to examine, above 0; None: the advised one.
+        max_lag: rounds by which messages may be late.
 
     Returns:
         The report; it never raises UnstableError, its verdict says so instead.
     """
     try:
-        advised = best_mixing_rate(topology, compressor, dim)
+        advised = best_mixing_rate(topology, compressor, dim, max_lag=max_lag)
     except UnstableError:
         advised = math.nan
     # Where no rate is stable there is nothing to advise: examine the paper's rate 1.
     rate = mixing_rate if mixing_rate is not None else (1.0 if math.isnan(advised) else advised)
     radii = {
-        r: math.nan if math.isnan(r) else mixing_radius(topology, compressor, r, dim)
+        r: math.nan if math.isnan(r) else mixing_radius(topology, compressor, r, dim, max_lag)
         for r in {rate, 1.0, advised}
     }
-    verdict = classify(topology, compressor, rate, dim)
+    verdict = classify(topology, compressor, rate, dim, max_lag)
     return StabilityReport(
         graph=topology.name,
         num_nodes=topology.num_nodes,
@@ -221,12 +238,13 @@ def stability_report(
         rounds_to_halve=rounds_to_halve(radii[rate]),
         advised_rounds_to_halve=rounds_to_halve(radii[advised]),
         verdict=verdict,
-        explanation=_explain(verdict, compressor.spec, rate, radii[rate], advised),
+        explanation=_explain(verdict, compressor.spec, rate, radii[rate], advised)
+        + _about_lag(max_lag, topology.num_nodes),
     )
 
 
 def require_stable(
-    topology: Topology, compressor: Compressor, mixing_rate: float, dim: int
+    topology: Topology, compressor: Compressor, mixing_rate: float, dim: int, max_lag: int = 0
 ) -> None:
     """Raise UnstableError unless the mean square decays; it names radius, reason and remedy.
 
@@ -234,15 +252,38 @@ def require_stable(
     during the run.
     """
     moments = compressor.moments(dim)
-    if (
-        moments is None
-        or GossipMoments(topology, moments.gain, moments.noise, mixing_rate).is_stable
-    ):
+    if moments is None or _contracts(topology, moments, mixing_rate, max_lag):
         return
-    report = stability_report(topology, compressor, dim, mixing_rate)
+    report = stability_report(topology, compressor, dim, mixing_rate, max_lag)
     raise UnstableError(
         f"algorithm.mixing_rate = {mixing_rate:g} on graph {topology.name!r}: {report.explanation}"
     )
+
+
+def _contracts(topology: Topology, moments: Moments, rate: float, max_lag: int) -> bool:
+    """Tell whether the mean square decays, in step and with all messages late."""
+    if not GossipMoments(topology, moments.gain, moments.noise, rate).is_stable:
+        return False
+    # Larger graphs are judged in step, at the rate that the rule of lag would have come from.
+    if max_lag and topology.num_nodes > MOST_EXAMINED:
+        before = min(rate / rule_of_lag(1.0, max_lag), 1.0)
+        return GossipMoments(topology, moments.gain, moments.noise, before).is_stable
+    return (
+        not max_lag
+        or lagged_moments(topology, moments.gain, moments.noise, rate, max_lag).is_stable
+    )
+
+
+def _about_lag(max_lag: int, num_nodes: int) -> str:
+    """Say what the verdict rests on where messages may be late."""
+    if not max_lag:
+        return ""
+    if num_nodes > MOST_EXAMINED:
+        return (
+            f" With network.max_lag = {max_lag} on more than {MOST_EXAMINED} nodes the rate in "
+            "step is divided by 1 + 0.4 max_lag: a rule, not a law."
+        )
+    return f" This is for messages that are all {max_lag} rounds late (network.max_lag)."
 
 
 def rounds_to_halve(radius: float) -> float:
@@ -254,7 +295,9 @@ def rounds_to_halve(radius: float) -> float:
     return 1.0 if radius <= 0.5 else math.log(2.0) / -math.log(radius)
 
 
-def classify(topology: Topology, compressor: Compressor, mixing_rate: float, dim: int) -> Verdict:
+def classify(
+    topology: Topology, compressor: Compressor, mixing_rate: float, dim: int, max_lag: int = 0
+) -> Verdict:
     """Name the behaviour: stable, heavy-tailed, divergent, or no law.
 
     Heavy-tailed: the mean square grows although single paths decay. Only random masks can be so:
@@ -265,9 +308,9 @@ def classify(topology: Topology, compressor: Compressor, mixing_rate: float, dim
     if moments is None:
         return "no law"
     gossip = GossipMoments(topology, moments.gain, moments.noise, mixing_rate)
-    if gossip.is_stable:
+    if _contracts(topology, moments, mixing_rate, max_lag):
         return "stable"
-    if compressor.spec.startswith("rand") and gossip.linear_radius < 1.0:
+    if not max_lag and compressor.spec.startswith("rand") and gossip.linear_radius < 1.0:
         # The top Lyapunov exponent, negative by two standard errors.
         growth, error = typical_growth(topology, moments.gain, mixing_rate)
         if growth + 2.0 * error < 0.0:

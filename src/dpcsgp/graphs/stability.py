@@ -31,6 +31,7 @@ import numpy as np
 from scipy.sparse.linalg import eigs
 
 from dpcsgp.errors import ConfigError
+from dpcsgp.graphs.lag import MOST_EXAMINED, lagged_moments
 from dpcsgp.graphs.second_moments import (
     EXPLICIT_NODES,
     GossipRecursion,
@@ -58,7 +59,7 @@ BlockOrder = Literal["round-robin", "random"]
 
 
 def mixing_radius(
-    topology: Topology, compressor: Compressor, mixing_rate: float, dim: int
+    topology: Topology, compressor: Compressor, mixing_rate: float, dim: int, max_lag: int = 0
 ) -> float:
     """Return the factor per round of the root mean square disagreement: below 1 it shrinks.
 
@@ -67,22 +68,26 @@ def mixing_radius(
         compressor: gives gain and noise by `compressor.moments(dim)`.
         mixing_rate: step of gossip towards the average, above 0.
         dim: coordinates of the model.
+        max_lag: rounds by which all messages are late, the worst case of `network.max_lag`.
 
     Returns:
         The radius per round (no unit), six digits up to 150 nodes, three beyond; nan where the
-        compressor has no second-moment law (top-k, sign).
+        compressor has no second-moment law (top-k, sign), or with lag and more than 64 nodes; with
+        lag inf where the mean square grows.
 
     Raises:
         ConfigError: the mixing rate is not a finite number above 0.
     """
     moments = compressor.moments(dim)
-    if moments is None:
+    if moments is None or (max_lag and topology.num_nodes > MOST_EXAMINED):
         return float("nan")
+    if max_lag:
+        return lagged_moments(topology, moments.gain, moments.noise, mixing_rate, max_lag).radius
     return GossipMoments(topology, moments.gain, moments.noise, mixing_rate).radius
 
 
 def steady_state_disagreement(
-    topology: Topology, compressor: Compressor, mixing_rate: float, dim: int
+    topology: Topology, compressor: Compressor, mixing_rate: float, dim: int, max_lag: int = 0
 ) -> float:
     """Return the mean over nodes of E (z_i - z_bar)^2 under unit noise per round.
 
@@ -94,15 +99,19 @@ def steady_state_disagreement(
         compressor: gives gain and noise by `compressor.moments(dim)`.
         mixing_rate: step of gossip towards the average, above 0.
         dim: coordinates of the model.
+        max_lag: rounds by which all messages are late.
 
     Returns:
         The mean square per coordinate, in units of the variance that each round adds to every
         x_i; inf when the mean square grows, nan where no second-moment law exists.
     """
     moments = compressor.moments(dim)
-    if moments is None:
+    if moments is None or (max_lag and topology.num_nodes > MOST_EXAMINED):
         return float("nan")
-    return GossipMoments(topology, moments.gain, moments.noise, mixing_rate).disagreement
+    law = (moments.gain, moments.noise, mixing_rate)
+    if max_lag:
+        return lagged_moments(topology, *law, max_lag).disagreement
+    return GossipMoments(topology, *law).disagreement
 
 
 def block_radius(

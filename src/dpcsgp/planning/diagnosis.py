@@ -95,7 +95,11 @@ def diagnose(
     stability = None
     if method.error_feedback:
         stability = stability_report(
-            topology, compressor, dim, None if wanted == "auto" else wanted
+            topology,
+            compressor,
+            dim,
+            None if wanted == "auto" else wanted,
+            config.network.max_lag,
         )
     rate = stability.mixing_rate if stability else 1.0
     # One round sends one block; the largest is what counts.
@@ -156,7 +160,7 @@ def _contraction(
             block_disagreement(*setting, order),
             block_spread(*setting),
         )
-    setting = (topology, compressor, rate, dim)
+    setting = (topology, compressor, rate, dim, config.network.max_lag)
     return mixing_radius(*setting), steady_state_disagreement(*setting), 0.0
 
 
@@ -232,24 +236,26 @@ class SweepRow:
     bytes_per_round: int
 
 
-def sweep(topology: Topology, dim: int, specs: Sequence[str] = SWEEP) -> list[SweepRow]:
+def sweep(
+    topology: Topology, dim: int, specs: Sequence[str] = SWEEP, max_lag: int = 0
+) -> list[SweepRow]:
     """Examine many compressors on one graph."""
-    return [_sweep_row(topology, parse_compressor(spec), dim) for spec in specs]
+    return [_sweep_row(topology, parse_compressor(spec), dim, max_lag) for spec in specs]
 
 
-def _sweep_row(topology: Topology, compressor: Compressor, dim: int) -> SweepRow:
+def _sweep_row(topology: Topology, compressor: Compressor, dim: int, max_lag: int) -> SweepRow:
     try:
         # The best rate, and what it brings; some compressors have none on this graph.
-        rate = best_mixing_rate(topology, compressor, dim)
-        radius = mixing_radius(topology, compressor, rate, dim)
-        disagreement = steady_state_disagreement(topology, compressor, rate, dim)
+        rate = best_mixing_rate(topology, compressor, dim, max_lag=max_lag)
+        radius = mixing_radius(topology, compressor, rate, dim, max_lag)
+        disagreement = steady_state_disagreement(topology, compressor, rate, dim, max_lag)
     except UnstableError:
         rate = radius = math.nan
         disagreement = math.inf
     return SweepRow(
         compressor.spec,
-        mixing_radius(topology, compressor, 1.0, dim),
-        classify(topology, compressor, 1.0, dim),
+        mixing_radius(topology, compressor, 1.0, dim, max_lag),
+        classify(topology, compressor, 1.0, dim, max_lag),
         rate,
         radius,
         rounds_to_halve(radius),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
-from dpcsgp.algorithms.methods import find_method
+from dpcsgp.algorithms.methods import Method, find_method
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, make_config
 from dpcsgp.errors import ConfigError, UnstableError
@@ -327,6 +327,9 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
         # Who exchanges nothing averages nothing: shared noise would not cancel.
         method = find_method(algorithm["name"])
         colluders = config.privacy.max_colluders if method.sends else "all"
+        if not _can_lag(config, method, algorithm.get("gossip_every", 1)):
+            continue
+        in_step = {} if method.lags else {"max_lag": 0, "late_gradients": "wait"}
         tried = changed(
             config,
             algorithm={
@@ -337,6 +340,7 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
                 **algorithm,
             },
             compression={"spec": spec},
+            network=in_step,
             privacy={
                 "expected_batch_size": batch_size,
                 "noise": "calibrated",
@@ -356,6 +360,14 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
     return ways
 
 
+def _can_lag(config: Config, method: Method, gossip_every: int) -> bool:
+    """Say whether a way of exchanging goes with `network.max_lag`; silent ones need not."""
+    if not config.network.max_lag or not method.sends:
+        return True
+    skips = config.network.late_gradients == "skip"
+    return method.lags and not (skips and gossip_every > 1)
+
+
 def _gossip(design: RunDesign) -> Gossip:
     topology, settings, method = design.topology, design.config.algorithm, design.config.method
     if not method.sends:
@@ -366,7 +378,8 @@ def _gossip(design: RunDesign) -> Gossip:
         return Gossip(block_radius(*setting), block_disagreement(*setting), topology.num_nodes)
     assert design.mixing_rate is not None
     assert design.mixing_radius is not None
-    spread = steady_state_disagreement(topology, compressor, design.mixing_rate, design.dim)
+    lag = design.config.network.max_lag
+    spread = steady_state_disagreement(topology, compressor, design.mixing_rate, design.dim, lag)
     if method.only_at_end:
         # noise is averaged afterwards: taken to help half as much (in decibels) as before
         halfway = max(1, round(math.sqrt(topology.num_nodes)))

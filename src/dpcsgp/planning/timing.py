@@ -21,13 +21,14 @@ from torch import Tensor
 
 from dpcsgp.config import Config
 from dpcsgp.modes import evaluation_mode
-from dpcsgp.network import Simulator
 from dpcsgp.planning.pass_costs import PassCosts, measure_passes, places_of_step, rows_at_once
 from dpcsgp.privacy import clipping_engine
 from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.randomness import PublicRandomness
 from dpcsgp.records.files import write_atomically
+from dpcsgp.runs.build import hosted
 from dpcsgp.runs.design import RunDesign
+from dpcsgp.runs.simulation import simulated_network
 from dpcsgp.tasks import LossPerExample
 from dpcsgp.tasks.downloads.catalogue import PUBLISHED
 from dpcsgp.tasks.supervised import LOSSES
@@ -118,9 +119,10 @@ def time_exchange(design: RunDesign) -> float:
 
     Only the first coordinates of large models are exchanged: the time grows with their number.
     """
-    network = Simulator(design.topology)
+    network = simulated_network(design)
     public = PublicRandomness(design.config.run.seed, network.nodes)
-    algorithm, anchor_D = design.algorithm, design.anchor_D[:_EXCHANGED]
+    algorithm = hosted(design.algorithm, design, network)
+    anchor_D = design.anchor_D[:_EXCHANGED]
     start_ND = anchor_D.expand(len(network.nodes), -1).clone()
     state = algorithm.descend(
         algorithm.init(start_ND, anchor_D), torch.randn_like(start_ND).mul_(1e-3)

@@ -8,7 +8,7 @@ Legend: N hosted nodes, E places for examples, D coordinates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, final
 
@@ -73,6 +73,9 @@ class PrivateGradients:
         augment: random views of an example, if any.
         node_weights: public factors of the nodes' gradients; None: every node counts equally, or
             the mechanism has weighed them before it added shared noise.
+        begins: says which nodes begin a gradient in a step, by public facts; None: all.
+        oldest_needed: for gradients that are put in late: the oldest step whose release a start
+            from a step may need; None: that step itself.
         kept: where releases stay until their step is in a checkpoint; None: nowhere.
     """
 
@@ -88,6 +91,8 @@ class PrivateGradients:
     augment: Augment | None = None
     node_weights: Sequence[float] | None = None
     kept: KeptReleases | None = None
+    begins: Callable[[int], Sequence[bool]] | None = None
+    oldest_needed: Callable[[int], int] | None = None
 
     def checked(self, model_D: Tensor) -> PrivateGradients:
         """Return these gradients with an engine whose rows do not depend on each other.
@@ -150,7 +155,8 @@ class PrivateGradients:
         paid = [0] * len(self.nodes)
         if self.kept is None:
             return paid
-        for place, step in enumerate(self.kept.steps_from(first_step)):
+        oldest = first_step if self.oldest_needed is None else self.oldest_needed(first_step)
+        for place, step in enumerate(self.kept.steps_from(oldest)):
             release = self.kept.find(step)
             assert release is not None
             # A crash may have come before the line, or between the lines of two nodes.
@@ -179,12 +185,25 @@ class PrivateGradients:
         release = self.kept.find(step)
         if release is not None:  # its lines were written when this start joined
             return self._as_large_as(model_ND, release.grad_ND)
+        release = self.compute(model_ND, step)
+        self.account(step, release)
+        return release.grad_ND
+
+    def compute(self, model_ND: Tensor, step: int) -> Release:
+        """Make a release and keep it on disk; nobody may use it before `account` returns.
+
+        A thread may call it: the ledger is left alone.
+        """
+        assert self.kept is not None
         active = self._active(step)
         events = self._events(step, active)
         release = Release(self._released(model_ND, step, active), tuple(events), self.attempt)
         self.kept.keep(step, release)
-        self._spend_and_record(step, events, self.attempt)
-        return release.grad_ND
+        return release
+
+    def account(self, step: int, release: Release) -> None:
+        """Count a release that `compute` has made, and bring its lines to the disk."""
+        self._spend_and_record(step, release.events, release.attempt)
 
     def _as_large_as(self, model_ND: Tensor, grad_ND: Tensor) -> Tensor:
         """Refuse a kept release of another model."""
@@ -198,7 +217,7 @@ class PrivateGradients:
     def forget_before(self, step: int) -> None:
         """Let go of kept releases of earlier steps: no checkpoint leads back to them."""
         if self.kept is not None:
-            self.kept.forget_before(step)
+            self.kept.forget_before(self.oldest_needed(step) if self.oldest_needed else step)
 
     def forget_all(self) -> None:
         """Let go of all kept releases: the run has ended everywhere."""
@@ -234,8 +253,12 @@ class PrivateGradients:
         """Say which nodes release: those with data and budget, as all others know."""
         pairs, has_data = self.mechanism.pairs, [n > 0 for n in self.mechanism.num_examples]
         known = pairs.active(step) if pairs is not None else None
+        begun = self.begins(step) if self.begins is not None else has_data
         return [
-            self.budget.allows(row) and has_data[row] and (known is None or known[node])
+            self.budget.allows(row)
+            and has_data[row]
+            and begun[row]
+            and (known is None or known[node])
             for row, node in enumerate(pairs.nodes if pairs is not None else self.nodes)
         ]
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dpcsgp.algorithms import Algorithm
+from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
 from dpcsgp.algorithms.optimizers import Adam, Momentum, Optimizer
 from dpcsgp.config import Config, per_node
 from dpcsgp.privacy import (
@@ -67,8 +69,8 @@ def build_run(
     return Run(
         task=task,
         gradients=_checked_gradients(design, task, network.nodes, folder, kept, partners),
-        algorithm=design.algorithm,
-        polish=design.polish,
+        algorithm=hosted(design.algorithm, design, network),
+        polish=hosted(design.polish, design, network),
         network=network,
         public=PublicRandomness(config.run.seed, network.nodes),
         # Several processes keep their own rows beside their checkpoints until they are merged.
@@ -88,6 +90,15 @@ def build_run(
         resumes_alone=alone,
         on_row=on_row,
     )
+
+
+def hosted(
+    algorithm: Algorithm[Any], design: RunDesign, network: TrainingNetwork
+) -> Algorithm[Any]:
+    """Return the method for the hosted nodes; with lag it keeps a copy per edge to them."""
+    if isinstance(algorithm, LaggedDPCSGP):
+        return algorithm.hosting(design.topology, network.nodes)
+    return algorithm
 
 
 def _checked_gradients(

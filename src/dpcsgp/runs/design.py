@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dpcsgp import graphs
 from dpcsgp.algorithms import Algorithm, MethodSettings
+from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
 from dpcsgp.algorithms.rates import rate_schedule
 from dpcsgp.compression import Compressor, parse_compressor
 from dpcsgp.config import Config, per_node
@@ -213,13 +214,16 @@ def _mixing(
         return None, None
     # With error feedback: the best rate or the given one, and it must be stable.
     wanted = config.algorithm.mixing_rate
-    rate = best_mixing_rate(topology, compressor, dim) if wanted == "auto" else wanted
+    lag = config.network.max_lag
+    rate = wanted
+    if rate == "auto":
+        rate = best_mixing_rate(topology, compressor, dim, max_lag=lag)
     if not allow_divergence:
         try:
-            require_stable(topology, compressor, rate, dim)
+            require_stable(topology, compressor, rate, dim, lag)
         except UnstableError as error:
             raise UnstableError(f"{error}{ALLOW_DIVERGENCE}") from None
-    return rate, mixing_radius(topology, compressor, rate, dim)
+    return rate, mixing_radius(topology, compressor, rate, dim, lag)
 
 
 def _check_blocks(config: Config, topology: Topology, dim: int, allow_divergence: bool) -> None:
@@ -277,6 +281,8 @@ def build_algorithm(
                 settings.warmup_steps,
             ),
             mixing_rate=1.0 if mixing_rate is None else mixing_rate,
+            max_lag=config.network.max_lag,
+            skips=config.network.late_gradients == "skip",
             num_blocks=config.num_blocks,
             block_order=settings.block_order,
         )
@@ -286,11 +292,23 @@ def build_algorithm(
 def _polish_algorithm(
     config: Config, algorithm: Algorithm[Any], compressor: Compressor, topology: Topology, dim: int
 ) -> Algorithm[Any]:
+    if isinstance(algorithm, LaggedDPCSGP):
+        return _polish_in_step(config, algorithm, compressor, topology, dim)
     if not (config.method.compresses and config.algorithm.polish_compression):
         return algorithm
     # Another compressor needs another mixing rate.
     rate = best_mixing_rate(topology, compressor, dim) if config.method.error_feedback else None
     return build_algorithm(config, compressor, rate)
+
+
+def _polish_in_step(
+    config: Config, algorithm: LaggedDPCSGP, compressor: Compressor, topology: Topology, dim: int
+) -> LaggedDPCSGP:
+    """Return the method of polish rounds: nobody computes, so nobody needs to be ahead."""
+    given = config.algorithm.mixing_rate
+    if given == "auto" or config.algorithm.polish_compression:
+        given = best_mixing_rate(topology, compressor, dim)
+    return replace(algorithm, compressor=compressor, mixing_rate=given, max_lag=0)
 
 
 def expected_batches(config: Config, num_examples: Sequence[int]) -> tuple[int, ...]:

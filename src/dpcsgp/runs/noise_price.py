@@ -66,7 +66,9 @@ def disagreement_under_unit_noise(
     """Return the variance of a node's model around the average, by the doctor's law."""
     method, settings = config.method, config.algorithm
     if method.error_feedback:
-        found = steady_state_disagreement(topology, compressor, mixing_rate or 1.0, dim)
+        found = steady_state_disagreement(
+            topology, compressor, mixing_rate or 1.0, dim, config.network.max_lag
+        )
     elif method.blocks or method.compresses:
         found = block_disagreement(
             topology, compressor, config.num_blocks, dim, settings.block_order

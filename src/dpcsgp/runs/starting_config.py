@@ -53,6 +53,9 @@ EXPLAINED: Final = {
     "privacy.max_colluders": '"all": no trust; a number: noise that cancels between other nodes',
     "network.timeout_seconds": "how long a silent process is waited for",
     "network.key_file": "a secret that all machines share; empty: messages are not authenticated",
+    "network.max_lag": "rounds that a node may be ahead of those it hears; 0: all in step",
+    "network.late_gradients": '"wait", or "skip": who is late sends without a new gradient',
+    "network.patience": '"forever", or seconds of silence after which a party gives up',
     "run.seed": "public: initial model, partition, rotations",
     "run.evaluate_every": "steps between two looks at the public test data",
     "run.test_examples": "only so many of them; 0: all",
@@ -61,6 +64,15 @@ EXPLAINED: Final = {
     "run.max_rows_per_pass": '"auto" follows from memory_limit_gb and the model\'s shapes',
     "run.memory_limit_gb": "for what forward passes keep for backward passes, roughly",
     "run.trackers": 'any of "tensorboard", "mlflow", "wandb": evaluations go there too',
+    "simulation.step_seconds": "virtual seconds of a gradient in `dpcsgp run`; 0: no clock",
+    "simulation.jitter": "none, or exponential: times vary at random",
+    "simulation.slow_nodes": "numbers of nodes that are slow",
+    "simulation.slow_factor": "how many times slower they are",
+    "simulation.message_seconds": "virtual seconds of a message",
+    "simulation.loss": "chance that a message has to be sent again",
+    "simulation.resend_seconds": "after so many virtual seconds",
+    "simulation.outage": "chance per message that its sender is cut off",
+    "simulation.outage_seconds": "for so many virtual seconds",
 }
 
 

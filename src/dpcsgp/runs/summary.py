@@ -18,6 +18,7 @@ from dpcsgp.records.metrics import plain
 from dpcsgp.runs.default_settings import CHOSEN
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.simulation import virtual_summary
 from dpcsgp.training import Progress, Run
 
 _FINAL: Final = ("_node_mean", "_node_min", "_average_model")  # endings of keys of the last row
@@ -80,6 +81,7 @@ def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]
         "seconds_per_step": row["seconds"] / max(state.step, 1),
         "stopped_because": progress.stopped_because,
         **_chosen(design),
+        **virtual_summary(run.network),
     }
 
 

@@ -170,8 +170,23 @@ def outcome_rows(summary: Mapping[str, Any]) -> dict[str, str]:
         "sent per edge": f"{summary['bytes_per_edge'] / 1e6:.3f} MB",
         "sent per node": f"{summary['bytes_sent_per_node'] / 1e6:.3f} MB",
         "seconds": f"{summary['seconds']:.1f}",
+        **_virtual_time(summary),
         "stopped because": str(summary["stopped_because"]),
     }
+
+
+def _virtual_time(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return the rows of a clock that was played, or of a party that waited for others."""
+    rows = {}
+    if (played := summary.get("simulated")) is not None:
+        counts = ", ".join(map(str, played["contributed"]))
+        rows["rounds per virtual minute"] = f"{float(played['rounds_per_minute']):.1f}"
+        rows["gradients of each node"] = counts
+        shares = ", ".join(f"{100 * share:.0f}" for share in played["waiting_share"])
+        rows["time spent waiting (%)"] = shares
+    elif (share := summary.get("waiting_share")) is not None:
+        rows["time spent waiting"] = f"{100 * share:.0f} %"
+    return rows
 
 
 def _scores(summary: Mapping[str, Any]) -> dict[str, str]:

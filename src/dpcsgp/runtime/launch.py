@@ -28,7 +28,7 @@ from dpcsgp.network.torch_distributed import (
 from dpcsgp.runs.design import build_topology
 from dpcsgp.runs.folder import new_folder, previous_processes
 from dpcsgp.runtime.logs import LOG_FILE
-from dpcsgp.runtime.process import run_worker
+from dpcsgp.runtime.process import refuse_lag, run_worker
 from dpcsgp.runtime.reporting import Reporter, Silent
 from dpcsgp.runtime.requests import BuiltinRequest
 from dpcsgp.runtime.session import write_page
@@ -73,6 +73,7 @@ def launch_run(
     """
     reporter, began = reporter or Silent(), time.time()
     config = request.config()
+    refuse_lag(config)
     out = request.out or new_folder(config)
     request = replace(request, out=out)
     # Who hosts which nodes, and how many threads each of them may use.

@@ -77,6 +77,17 @@ MACHINE_SETTINGS: Final = (
     "privacy.seed",
 )
 
+
+def refuse_lag(config: Config) -> None:
+    """Refuse lag for processes of one run: they exchange all together, by collective calls."""
+    if config.network.max_lag:
+        raise ConfigError(
+            f"network.max_lag = {config.network.max_lag}: processes of `launch` and torchrun go in "
+            "step; set network.max_lag = 0, play lag in one process with `dpcsgp run`, or run "
+            "parties with `dpcsgp party run`"
+        )
+
+
 Wrapper = Callable[[TrainingNetwork], TrainingNetwork]
 
 
@@ -123,6 +134,7 @@ def run_process(
     # The processes of this machine share its cores.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", environment.world_size))
     torch.set_num_threads(cores_per_process(local))
+    refuse_lag(request.config())
     if request.out is None:
         raise ConfigError("--out FOLDER is needed when several processes write one results folder")
     # From here on the others can be told of what goes wrong.

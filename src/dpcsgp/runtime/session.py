@@ -13,12 +13,13 @@ from typing import Any, Final, final
 
 from dpcsgp.compression import frames
 from dpcsgp.errors import ConfigError
-from dpcsgp.network import Simulator
 from dpcsgp.records.checkpoint import Checkpoint
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.trackers import Trackers, check_trackers
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.folder import ResultsFolder, new_folder, previous_processes
+from dpcsgp.runs.simulated_lateness import with_lateness
+from dpcsgp.runs.simulation import simulated_network
 from dpcsgp.runs.summary import write_results
 from dpcsgp.runs.wording import standing
 from dpcsgp.runtime.reporting import Reporter, Silent
@@ -81,10 +82,11 @@ def run_simulated(request: RunRequest, hooks: Hooks = NO_HOOKS) -> Outcome:
     folder = ResultsFolder.open(request.out or new_folder(config), config, request.resume)
     key_file = config.network.key_file
     key = frames.load_key(Path(key_file)) if key_file else None
-    network, on_row = Simulator(design.topology, key), hooks.on_start(folder.path)
+    network, on_row = simulated_network(design, key), hooks.on_start(folder.path)
     trackers = Trackers(tracker_names, folder.path, folder.run_id, config.flat())
     with StopSignal(reporter.say, hooks.should_stop) as stop, trackers:
         run = build_run(design, data, network, folder, on_row=also_tracked(on_row, trackers))
+        run = with_lateness(run, config)
         try:
             checkpoint = newest_checkpoint(run) if request.resume else None
             with reporter.progress() as show:

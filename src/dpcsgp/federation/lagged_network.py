@@ -1,0 +1,156 @@
+"""A party's network that goes on while its senders are at most `max_lag` rounds behind.
+
+Before an own frame it waits only for those that are further behind; what has come is taken, of
+rounds before the own one, and written down in the turn log before the frame is released. A start
+after a crash takes what the log says, in the same order, and so computes the same frames.
+
+Legend: S senders, B bytes of a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dpcsgp.errors import JournalError
+from dpcsgp.federation.notice_board import NoticeBoard
+from dpcsgp.federation.party_network import PartyNetwork
+from dpcsgp.federation.peers import Peer, Self
+from dpcsgp.federation.transport_ends import Timing
+from dpcsgp.federation.turn_log import NO_GRADIENT, PartyTurn, TurnLog
+from dpcsgp.graphs import Topology
+from dpcsgp.graphs.lag import edges_into, is_late
+
+TURNS = "turns.jsonl"
+
+
+class LaggedPartyNetwork(PartyNetwork):
+    """The network of one party with lag; arguments as in `PartyNetwork`, and `max_lag`."""
+
+    def __init__(
+        self,
+        own: Self,
+        peers: Iterable[Peer],
+        topology: Topology,
+        roster_digest: bytes,
+        folder: Path,
+        size_of_round: Callable[[int], int],
+        steps: int,
+        patience: float | None = None,
+        max_lag: int = 1,
+        timing: Timing = Timing(),
+        notices: NoticeBoard | None = None,
+    ) -> None:
+        self.max_lag = max_lag
+        self._order = [sender for _, sender in edges_into(topology, [own.node])]
+        self._taken: tuple[int, ...] = ()
+        self._gradient = NO_GRADIENT  # in the next frame
+        super().__init__(
+            own, peers, topology, roster_digest, folder, size_of_round, steps, patience, timing,
+            notices,
+        )  # fmt: skip
+        try:  # only now is the folder this process's own
+            self.turns = TurnLog(folder / TURNS, len(self._order))
+            if self.turns.next < self._journal.released:
+                self.turns.close()
+                raise JournalError(
+                    f"{folder / TURNS} ends before round {self.turns.next}, but frames of "
+                    f"{self._journal.released} rounds were released; restore the journal as a whole"
+                )
+        except BaseException:
+            super().close()
+            raise
+
+    def credits(self, round_: int, in_step: Sequence[bool]) -> tuple[int, ...]:
+        """Say how many frames of each sender are taken before the own frame of a round.
+
+        Waits for senders that are too far behind; after a crash, for what was taken before.
+
+        Raises:
+            SilentPeerError: patience is over; names the party.
+            WaitStoppedError: `stop` was called.
+        """
+        known = self.turns.find(round_)
+        if known is not None:
+            needed = dict(zip(self._order, known.credits, strict=True))
+        else:
+            least = max(round_ - (0 if in_step[0] else self.max_lag), 0)
+            needed = dict.fromkeys(self._order, least)
+        last = max(needed.values(), default=0) - 1
+        self._wait(lambda: self._short_of(needed), f"round {last}")
+        if known is None:
+            needed = {sender: min(self._arrived(sender), round_) for sender in self._order}
+        self._taken = tuple(needed.values())
+        return self._taken
+
+    def frames_of(self, round_: int, senders: Sequence[int]) -> Tensor:
+        """Return frames (S, B) of a round that have come."""
+        rows = [self._journal.frame_of(sender, round_) for sender in senders]
+        return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(len(rows), -1)
+
+    def send(self, frames_NB: Tensor) -> None:
+        """Write the turn down, then release the own frame; nobody's frame is waited for.
+
+        Raises:
+            RestoredBackupError: others hold frames that this journal does not know.
+            JournalError: another frame or turn is on disk for this round, or the disk is full.
+        """
+        round_ = self.traffic.rounds
+        frame = self._checked(round_, frames_NB)
+        # Receivers first: a party that was restored from a backup must not write a new turn.
+        if round_ >= self._journal.released:
+            self.meet_receivers()
+        self.turns.record(round_, PartyTurn(self._taken, self._gradient))
+        self._gradient = NO_GRADIENT
+        self._release(round_, frame)
+        self.traffic.count(len(frame))
+
+    def forget_before(self, round_: int) -> None:
+        """Drop journaled frames; what a checkpoint of this round has not taken yet is kept."""
+        super().forget_before(max(round_ - self.max_lag - 1, 0))
+
+    def close(self) -> None:
+        """End all lines and close the journal."""
+        super().close()
+        self.turns.close()
+
+    # Late gradients.
+
+    def put_in(self, gradient: int) -> None:
+        """Say which gradient is in the next frame; `NO_GRADIENT`: none."""
+        self._gradient = gradient
+
+    def await_or_late(self, round_: int, ready: Callable[[], bool]) -> bool:
+        """Wait for an own gradient; say whether it is ready, or the own frame is late.
+
+        Late is by what others have sent alone: see `graphs.lag.is_late`.
+
+        Raises:
+            WaitStoppedError: `stop` was called.
+        """
+        with self._journal.changed:
+            while not ready():
+                self._raise_if_stopped("the own gradient")
+                if is_late(map(self._arrived, self._order), round_, self.max_lag, self._steps):
+                    return False
+                self._journal.changed.wait(1.0)
+        return True
+
+    def wake(self) -> None:
+        """End a wait for an own gradient; any thread may call it."""
+        with self._journal.changed:
+            self._journal.changed.notify_all()
+
+    def _arrived(self, sender: int) -> int:
+        return self._journal.awaited(sender).rounds
+
+    def _short_of(self, needed: dict[int, int]) -> list[Peer]:
+        """Return senders of whom fewer frames have come than are needed."""
+        return [
+            peer
+            for node, peer in self._neighbours.senders.items()
+            if self._arrived(node) < needed[node]
+        ]

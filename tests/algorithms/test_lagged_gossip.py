@@ -1,0 +1,182 @@
+"""Gossip with late messages: mass is conserved in every order, lag 0 is the rule in step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpcsgp.algorithms import DPCSGP
+from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
+from dpcsgp.compression import frames, parse_compressor
+from dpcsgp.errors import WireError
+from dpcsgp.graphs import Topology, directed_exponential, directed_ring, random_digraph, star
+from dpcsgp.graphs.lag import edges_into
+from dpcsgp.network import Simulator
+from dpcsgp.network.late_simulator import LateSimulator
+from dpcsgp.network.virtual_time import NO_GRADIENT, Course, Pace, Timeline, Turn, play
+from dpcsgp.randomness import PublicRandomness
+
+DIM, GRAPHS = 200, (directed_exponential(6), directed_ring(4), star(5), random_digraph(6, 0.3, 1))
+
+
+class AnyOrder(Simulator):
+    """Delivers as a seeded chance has it, within the lag; keeps every frame."""
+
+    def __init__(self, topology: Topology, lag: int, seed: int) -> None:
+        super().__init__(topology)
+        self.lag, self.chance, self.kept = lag, random.Random(seed), []
+        self.edges = edges_into(topology, self.nodes)
+        self.had = [0] * len(self.edges)
+
+    def credits(self, round_: int, in_step: Sequence[bool]) -> list[int]:
+        for edge, (node, _) in enumerate(self.edges):
+            least = round_ if in_step[node] else max(round_ - self.lag, 0)
+            # Mostly as late as can be, then all at once: the worst for the weights.
+            wanted = least if self.chance.random() < 0.7 else self.chance.randint(least, round_)
+            self.had[edge] = max(self.had[edge], wanted)
+        return list(self.had)
+
+    def frames_of(self, round_: int, senders: Sequence[int]) -> Tensor:
+        return self.kept[round_][list(senders)]
+
+    def send(self, frames_NB: Tensor) -> None:
+        self.kept.append(frames_NB)
+        self.traffic.count(frames_NB.shape[1])
+
+
+def lagged(topology: Topology, lag: int, spec: str = "rot:1", rate: float = 0.2) -> LaggedDPCSGP:
+    method = LaggedDPCSGP(parse_compressor(spec), 0.1, rate, lag)
+    return method.hosting(topology, range(topology.num_nodes))
+
+
+def train(method: Any, network: Any, steps: int, between: Any = lambda state: None) -> Any:
+    """Train on made-up quadratic losses; return the last state.
+
+    Without lag everything is taken before a gradient is computed, as in step.
+    """
+    nodes = network.nodes
+    targets_ND = torch.randn(len(nodes), DIM, generator=torch.Generator().manual_seed(1))
+    state, public = method.init(torch.zeros(len(nodes), DIM)), PublicRandomness(0, nodes)
+    for _ in range(steps):
+        if getattr(method, "max_lag", None) == 0:
+            state = method.settle(state, network, public)
+        state = method.descend(state, method.model(state) - targets_ND)
+        state = method.gossip(state, network, public)
+        between(state)
+    return state
+
+
+def under_way(method: LaggedDPCSGP, state: Any, network: AnyOrder) -> tuple[Tensor, float]:
+    """Return the mass of x and y in frames that were sent and not taken."""
+    x_D, y = torch.zeros(DIM, dtype=torch.float64), 0.0
+    public = PublicRandomness(0, network.nodes)
+    for edge, (_, sender, weight) in enumerate(method.edges):
+        copy_D = state.copies_ED[edge].clone()
+        for round_ in range(state.round - int(state.behind_E[edge]), state.round):
+            size = method.compressor.num_bytes(DIM)
+            y_S1, q_SB = frames.split(network.frames_of(round_, [sender]), [sender], round_, size)
+            q_SD = method.compressor.decode(q_SB, DIM, public.of([sender]), round_)
+            copy_D += q_SD[0]
+            x_D += weight * copy_D.double()
+            y += weight * float(y_S1)
+    return x_D, y
+
+
+@pytest.mark.parametrize("topology", GRAPHS, ids=lambda graph: graph.name)
+@pytest.mark.parametrize("lag", [1, 5])
+def test_mass_is_conserved_in_any_order(topology: Topology, lag: int) -> None:
+    method, network = lagged(topology, lag, rate=0.1), AnyOrder(topology, lag, seed=lag)
+    start = torch.randn(topology.num_nodes, DIM, generator=torch.Generator().manual_seed(2))
+    state, public = method.init(start), PublicRandomness(0, network.nodes)
+    total_D = start.sum(0, dtype=torch.float64)
+    for _ in range(60):
+        state = method.gossip(state, network, public)
+        x_D, y = under_way(method, state, network)
+        assert float(state.y_N1.sum()) + y == pytest.approx(topology.num_nodes, rel=1e-12)
+        found_D = state.x_ND.sum(0, dtype=torch.float64) + x_D
+        assert torch.allclose(found_D, total_D, atol=2e-5)
+    # Copies are the senders' own, to the last bit.
+    state = method.settle(state, network, public)
+    for edge, (_, sender, _) in enumerate(method.edges):
+        assert torch.equal(state.copies_ED[edge], state.x_hat_ND[sender])
+    assert float(state.y_N1.sum()) == pytest.approx(topology.num_nodes, rel=1e-12)
+
+
+@pytest.mark.parametrize("topology", GRAPHS, ids=lambda graph: graph.name)
+@pytest.mark.parametrize("spec", ["rot:1", "none"])
+def test_lag_zero_is_the_rule_in_step(topology: Topology, spec: str) -> None:
+    expected = train(DPCSGP(parse_compressor(spec), 0.1, 0.3), Simulator(topology), 20)
+    method = lagged(topology, 0, spec, rate=0.3)
+    network = AnyOrder(topology, 0, seed=0)
+    found = method.settle(train(method, network, 20), network, PublicRandomness(0, network.nodes))
+    for name in ("x_ND", "x_hat_ND", "y_N1"):
+        # Rounding may turn single bits of a coarse quantiser.
+        gap = (getattr(found, name) - getattr(expected, name)).abs().max()
+        assert gap < (1e-5 if spec == "none" else 0.1), name
+
+
+def test_nodes_agree_in_spite_of_lag() -> None:
+    topology = directed_exponential(6)
+    method, network = lagged(topology, 3, rate=0.28), AnyOrder(topology, 3, seed=4)
+    state = train(method, network, 300)
+    models_ND = method.model(state)
+    targets_ND = torch.randn(6, DIM, generator=torch.Generator().manual_seed(1))
+    assert (models_ND - targets_ND.mean(0)).norm() < 0.5 * (targets_ND - targets_ND.mean(0)).norm()
+
+
+def test_weights_stay_above_a_floor_where_one_node_is_slow() -> None:
+    """Three times slower, lag 8, rate 0.467 on a ring: without a floor y falls to 1e-3."""
+    topology, lowest = directed_ring(10), []
+    course = Course(topology, 200, 0, 8, False, 0.467)
+    timeline = play(course, Pace(1.0, "exponential", (3,), 3.0), seed=0)
+    network = LateSimulator(topology, timeline, 8)
+    method = lagged(topology, 8, "none", rate=0.467)
+    train(method, network, 200, lambda state: lowest.append(float(state.y_N1.min())))
+    assert min(lowest) > 0.05
+
+
+def test_a_weight_above_all_mass_is_refused() -> None:
+    class Hostile(AnyOrder):
+        def frames_of(self, round_: int, senders: Sequence[int]) -> Tensor:
+            sent = super().frames_of(round_, senders)
+            size = lagged(self.topology, 1).compressor.num_bytes(DIM)
+            y, q = frames.split(sent, senders, round_, size)
+            return frames.join(senders, round_, torch.full_like(y, 1e300), q)
+
+    topology = directed_ring(4)
+    with pytest.raises(
+        WireError, match=r"push-sum weight 1e\+300, but all 4 nodes together have 4"
+    ):
+        train(lagged(topology, 1), Hostile(topology, 1, 0), 4)
+
+
+def test_a_state_that_was_handed_out_does_not_change() -> None:
+    topology, seen = directed_ring(4), []
+
+    def look(state: Any) -> None:
+        seen.append((state, [value.clone() for value in state if isinstance(value, Tensor)]))
+
+    train(lagged(topology, 2), AnyOrder(topology, 2, 1), 12, look)
+    for state, tensors in seen:
+        now = [value for value in state if isinstance(value, Tensor)]
+        assert all(torch.equal(before, after) for before, after in zip(tensors, now, strict=True))
+
+
+def test_a_turn_without_a_gradient_moves_nothing_and_is_counted() -> None:
+    topology = directed_ring(3)
+    turns = tuple(
+        tuple(Turn(float(t), (t,), NO_GRADIENT if node == 1 and t % 2 else t) for t in range(4))
+        for node in range(3)
+    )
+    timeline = Timeline(turns, (1.0,) * 3, 4)
+    assert timeline.contributed == (4, 2, 4)
+    method = lagged(topology, 1)
+    state = method.init(torch.zeros(3, DIM))
+    moved = method.descend_some(state, torch.ones(3, DIM), [True, False, True])
+    assert torch.equal(moved.x_ND[1], state.x_ND[1]) and bool((moved.x_ND[0] != 0).all())
+    assert moved.given_N1.flatten().tolist() == [1.0, 0.0, 1.0] and moved.step == 1
