@@ -18,7 +18,7 @@ from raw_caller import RING, SIZE, RawCaller, Scene, framed, pushed
 
 from dpcsgp.errors import RestoredBackupError
 from dpcsgp.federation import transport_messages as messages
-from dpcsgp.federation.journal import Holding, _origin
+from dpcsgp.federation.journal import Holding, Journal, _origin
 from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.notices import MOST_NOTICE, signed_notice
 from dpcsgp.privacy.pair_keys import KeyPairs
@@ -83,11 +83,9 @@ def test_a_notice_is_kept_before_the_frame_that_comes_after_it(
         caller = Patient(raw).greet()
         held = messages.parsed_holding(caller.hear())
         raw.say(new_notice(made[3], 2, 7), framed(0, bytes(SIZE), held.chain))
-        while (held := Holding(0, b"")).rounds == 0:
-            message = caller.hear()
-            if not messages.is_beat(message):
-                held = messages.parsed_holding(message)
-                break
+        while messages.is_beat(message := caller.hear()):
+            pass
+        held = messages.parsed_holding(message)
     assert held.rounds == 1
     found = NoticeBoard(made[1].path, made[1].roster, 1).valid_at(3, 7)
     assert found is not None and found.start == 2
@@ -110,6 +108,30 @@ def test_what_is_known_goes_before_the_next_frame(sharing: Scene, made: list[Mem
             message = carla.hear()
             kinds += [] if messages.is_beat(message) else [message[:1]]
         assert [SAID_BY_RECEIVERS[kind] for kind in kinds] == ["notice", "frame"]
+
+
+def test_a_notice_that_comes_among_frames_goes_before_those_made_after_it(
+    sharing: Scene, made: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds wait for Carla; while the first leaves, a notice comes and a third is made."""
+    journal, honest = sharing.bert._journal, Journal.piece
+    for round_ in range(2):
+        journal.release(round_, bytes(SIZE))
+    body = messages.parsed_notice(new_notice(made[0], 2, 9))
+    assert body is not None
+
+    def piece(self: Journal, round_: int, start: int, size: int) -> bytes:
+        if journal.released == 2:
+            assert made[1].board.accept(body) is not None
+            journal.release(2, bytes(SIZE))
+        return honest(self, round_, start, size)
+
+    monkeypatch.setattr(Journal, "piece", piece)
+    with RawCaller(sharing.peer, "fetch", 2, pair("carla")) as carla:
+        nothing = Holding(0, _origin(bytes(range(32)), 1))
+        carla.greet().say(messages.holding(nothing))
+        kinds = [SAID_BY_RECEIVERS[carla.hear()[:1]] for _ in range(8)]
+    assert kinds == ["notice"] * 4 + ["frame", "notice", "frame", "frame"]
 
 
 def test_receivers_pass_notices_on_too(sharing: Scene, made: list[Member]) -> None:
@@ -158,7 +180,7 @@ def test_the_own_notice_of_a_start_that_is_not_known_ends_the_run(
         member.start()
     selves, peers = federation(4)
     with closing(
-        open_network(selves[1], peers, RING, tmp_path, SIZE, notices=made[1].board)
+        open_network(selves[1], peers, RING, tmp_path, SIZE, notices=made[1].board, patience=5.0)
     ) as bert:
         with RawCaller(peers[1], "push", 0, pair("anna")) as raw:
             raw.greet().say(new_notice(made[1], 2, 7)).refusal()
