@@ -182,7 +182,7 @@ class Running:
         found = list((self.root / name).glob("runs/*/status.json"))
         return json.loads(found[0].read_bytes()) if found else {}
 
-    def until(self, name: str, seconds: float = 60.0, **least: Any) -> dict[str, Any]:
+    def until(self, name: str, seconds: float = 150.0, **least: Any) -> dict[str, Any]:
         """Wait until the status of a party has these values, numbers at least."""
         deadline = time.monotonic() + seconds
         while not all(_enough(self.status(name).get(key), least[key]) for key in least):
