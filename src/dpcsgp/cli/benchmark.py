@@ -42,7 +42,7 @@ def benchmark(
     Exit code 1 if a limit is broken. Opacus comes with `pip install "dpcsgp[bench]"`; without it
     its rows are left out, and so are models of transformers and peft where these are missing.
 
-    `federation` starts parties on this machine and compares them with `launch`. `link` lets five
+    `federation` starts parties on this machine and compares them with `launch`. `link` lets ten
     parties learn MNIST over links of 4 Mbit/s with 50 ms delay, with small and with exact messages.
 
     Examples: a few seconds; some minutes and 8 GB of memory; 10 to 1000 simulated nodes; parties

@@ -70,7 +70,7 @@ def benchmark_federation(quick: bool = False) -> Measurements:
 
 def _rounds(root: Path, name: str, plan: dict[str, Any], limit: float | None, quick: bool) -> Ratio:
     """Compare a round of parties with a round of processes."""
-    steps = (2, 6) if quick else _STEPS
+    steps = (2, 62) if quick else _STEPS
     ways = {"a round of parties": _run_parties, "a round of `launch`": _run_processes}
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for visit in range(1 if quick else _VISITS):
