@@ -131,7 +131,7 @@ def test_a_run_writes_down_what_the_rule_chose_and_a_resumed_one_keeps_it(tmp_pa
 @pytest.mark.slow
 def test_on_a_small_data_set_the_rule_is_as_good_as_other_learning_rates() -> None:
     grid = [{"algorithm.learning_rate": rate} for rate in (0.03, 0.3, 3.0)]
-    (found,) = _comparisons(["wine"], [8.0], 4, grid)
+    (found,) = _comparisons(["breast cancer"], [2.0], 3, grid)
     assert found.good_enough, found
 
 

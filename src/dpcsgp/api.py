@@ -116,6 +116,8 @@ def train(
             `node_data`.
         settings: Changes to them, `{"algorithm.steps": 60}` or `["algorithm.steps=60"]`. Unless
             you set it, `algorithm.node_weights` is "examples": nodes count by declared sizes.
+            Learning rate, steps, batch size, compression and delta that nobody set follow from
+            shapes, sizes and budget; `dpcsgp.plan` shows them beforehand.
         num_examples: Declared, public number of examples per node; default: the lengths of the
             datasets. A node may hold fewer than it declares, which hides how many it has: the
             others count as blanks. Needed where a process is not given the data of nodes that it

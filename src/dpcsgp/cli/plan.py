@@ -256,12 +256,17 @@ def _table(found: Plan, top: int) -> Any:
             f"{outlook.learning_rate:g}",
             f"{outlook.noise_multiplier:.3g}",
             f"{outlook.shortfall:.4f}",
-            f"{row.bytes_per_edge / 1e6:.3f}",
+            _short(row.bytes_per_edge / 1e6, 3),
             f"{row.memory_bytes / 1e9:.2f}",
-            f"{row.seconds / 60:.1f}",
+            _short(row.seconds / 60, 1),
             style="bold" if row is found.chosen else "",
         )
     return table
+
+
+def _short(value: float, digits: int) -> str:
+    """Leave out decimals that nobody reads, so that large costs fit their column."""
+    return f"{value:.{digits}f}" if value < 100 else f"{value:.0f}"
 
 
 def _legend(names: Sequence[str], num_rows: int, num_tried: int) -> list[str]:
