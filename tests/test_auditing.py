@@ -230,3 +230,28 @@ def test_a_correct_mechanism_is_flagged_at_most_once_in_twenty() -> None:
     flags = sum(not audit(settings(*base, seed), trials=400, draws=10_000).passed for seed in seeds)
     print(f"\n{flags} of 40 audits of a correct mechanism were flagged")
     assert flags <= 5
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(None, marks=pytest.mark.stress),
+        pytest.param("rows-apart", marks=pytest.mark.slow),
+    ],
+)
+def test_persons_are_audited_with_rows_that_are_all_too_long(fault: str | None) -> None:
+    settings = [
+        "privacy.max_rows_per_unit=4",
+        "task.name=digits",
+        "privacy.epsilon=4",
+        "algorithm.steps=4",
+        "privacy.seed=0",
+    ]
+    found = audit(load_config(None, settings), trials=200, fault=fault, draws=10_000)
+    assert "one person with all rows" in found.neighbouring_relation
+    assert found.mechanism.passed == found.stream_passed == (fault is None)
+
+
+def test_rows_apart_is_refused_where_examples_have_one_row() -> None:
+    with pytest.raises(ConfigError, match="max_rows_per_unit"):
+        audit(load_config(None, ["task.name=digits"]), trials=80, fault="rows-apart")

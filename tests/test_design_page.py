@@ -34,7 +34,6 @@ MOST_HOPS = 12
 ROW = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \| .{10,} \|$", re.MULTILINE)
 # Who else asks a task for examples, and why that is no leak.
 RANDOM_EXAMPLES = {
-    "planning/timing.py": "times steps on random examples of declared shapes that it made",
     "benchmarking/workload.py": "times gradients on random examples that it made",
 }
 

@@ -49,6 +49,13 @@ def test_own_tabular_model_is_short() -> None:
     assert len(own) < 15
 
 
+def test_patients_with_visits(tmp_path: Path) -> None:
+    said = run("patients_with_visits.py", "--out", str(tmp_path / "run"))
+    found = summary(tmp_path / "run")
+    assert found["accuracy_node_mean"] > 0.8 and found["private"] and found["epsilon"] <= 2
+    assert "one person with all rows" in said
+
+
 def test_own_image_model(tmp_path: Path) -> None:
     said = run("own_image_model.py", "--out", str(tmp_path / "run"))
     assert summary(tmp_path / "run")["accuracy_node_mean"] > 0.6

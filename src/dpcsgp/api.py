@@ -30,9 +30,10 @@ from dpcsgp.modes import uncompiled
 from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
+from dpcsgp.runs.default_settings import CHOSEN, open_settings, with_defaults
 from dpcsgp.runs.design import design_run
 from dpcsgp.runs.epochs import with_epochs
-from dpcsgp.runs.facts import declared_facts
+from dpcsgp.runs.facts import declared_facts, write_own_facts
 from dpcsgp.runs.folder import (
     ResultsFolder,
     new_folder,
@@ -52,6 +53,7 @@ from dpcsgp.runs.user_settings import (
     refuse_other_model,
     settle,
 )
+from dpcsgp.runs.user_units import Unit, separate_units
 from dpcsgp.runtime.process import MACHINE_SETTINGS, run_process
 from dpcsgp.runtime.reporting import PlainText, Silent
 from dpcsgp.runtime.requests import PreparedRequest, RefusedRequest, RunRequest
@@ -80,6 +82,7 @@ def train(
     config: Config | Path | str | None = None,
     settings: Mapping[str, Any] | Sequence[str] = (),
     num_examples: Sequence[int] | None = None,
+    unit: Unit | None = None,
     classes: Sequence[Any] | None = None,
     collate: Collate | None = None,
     out: Path | str | None = None,
@@ -117,6 +120,11 @@ def train(
             datasets. A node may hold fewer than it declares, which hides how many it has: the
             others count as blanks. Needed where a process is not given the data of nodes that it
             does not host (None in `node_data`).
+        unit: Whose rows belong together, for privacy of whole persons: for every node one
+            identifier per row (None: no data), or the name of a column, which the model then does
+            not see. A person's rows are drawn together and their gradients are clipped as one;
+            `num_examples` and batch sizes count persons. Needs `privacy.max_rows_per_unit`, the
+            public number of a person's rows that count in a step. Identifiers stay in this process.
         classes: All labels that may occur, in the order of the model's outputs: public. Default for
             targets that are text: the labels of the test data, sorted; numbers stay as they are.
         collate: Brings rows of different lengths to one public shape: called with a list of one
@@ -144,9 +152,11 @@ def train(
     # Settings and model first: they are refused before large data are read.
     started = _started(out, resume)
     module, whole = settle(model, nodes, config, settings, epsilon, delta, started)
+    cap = whole.privacy.max_rows_per_unit
     clean = copy.deepcopy(module)  # what is handed out has never seen an example
     loss_function, wanted = loss_and_metrics(loss, metrics, whole.task.class_weights)
     try:
+        nodes, test_data, units = separate_units(unit, nodes, test_data, cap)
         data = UserData.collect(
             nodes,
             _hosted(len(nodes), environment),
@@ -157,10 +167,15 @@ def train(
             whole.run.test_examples,
             classes,
             collate,
+            units,
+        )
+        data = data.with_fact(CHOSEN, ", ".join(open_settings(whole)))
+        whole = with_epochs(whole, epochs, data.facts.num_examples)
+        whole = with_defaults(
+            whole, module, data.facts.num_examples, classes=loss == "cross_entropy", started=started
         )
         data.connect(module)
         data = data.with_accuracy(module)
-        whole = with_epochs(whole, epochs, data.facts.num_examples)
         with script_words():
             design = design_run(whole, data.facts, allow_divergence or resume, module)
         data.check(module, design.mechanism.expected_batch_sizes)
@@ -177,6 +192,7 @@ def train(
 
     def start(folder: Path) -> Callable[[dict[str, Any]], None]:
         write_classes(folder, data.classes)
+        write_own_facts(folder, design.dim, data.facts.num_examples)
         remember(digests, folder)
         return watch
 

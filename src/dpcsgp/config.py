@@ -52,6 +52,9 @@ _LATER_KEYS: Final = (
     "algorithm.adam_epsilon",
     "algorithm.weight_decay",
     "privacy.max_colluders",
+    "privacy.max_rows_per_unit",
+    "run.max_rows_per_pass",
+    "run.memory_limit_gb",
     "task.class_weights",
 )
 # Settings that change nothing of what is trained: a resumed run may have others.
@@ -153,6 +156,9 @@ class PrivacyConfig(Section):
     c2: Positive = 1.0
     # Releases that a resumed run may repeat; the noise is calibrated for them as well.
     replay_reserve: Annotated[int, Field(ge=0)] = 0
+    # Most rows of a person (`dpcsgp.train(..., unit=...)`) that count in one step; 0: the unit of
+    # privacy is a single example.
+    max_rows_per_unit: Annotated[int, Field(ge=0)] = 0
     # How many other nodes may tell all they know; fewer than all: pairs of nodes share noise that
     # cancels in the average (docs/cancelling-noise.md).
     max_colluders: Literal["all"] | Annotated[int, Field(ge=0)] = "all"
@@ -176,6 +182,11 @@ class RunConfig(Section):
     test_examples: Annotated[int, Field(ge=0)] = 0
     checkpoint_every: Annotated[int, Field(ge=0)] = 10
     device: str = "cpu"
+    # Rows of one forward and backward pass; "auto": what `memory_limit_gb` allows. Neither changes
+    # what is released, but for rounding.
+    max_rows_per_pass: Literal["auto"] | Count = "auto"
+    # For what passes keep between forward and backward, roughly; other memory comes on top.
+    memory_limit_gb: Positive = 1.0
     # Where evaluations are shown besides the results folder: public values only.
     trackers: Annotated[
         list[Literal["tensorboard", "mlflow", "wandb"]], BeforeValidator(_listed)
@@ -231,6 +242,12 @@ class Config(Section):
                 f'algorithm.name = "{self.algorithm.name}" is the non-private method: set '
                 'privacy.noise = "none", '
                 "or choose its private twin (dp-sgp, dp2sgd, dp-csgp)"
+            )
+        if self.privacy.max_rows_per_unit and self.task.augmentation != "none":
+            raise ValueError(
+                f'task.augmentation = "{self.task.augmentation}" with privacy.max_rows_per_unit = '
+                f"{self.privacy.max_rows_per_unit}: rows of a person have no augmented views; set "
+                'task.augmentation = "none", or make views in your dataset'
             )
         return self
 

@@ -88,6 +88,10 @@ class JournalError(DpcsgpError):
     """Frames on disk are damaged, contradict each other or belong to another run."""
 
 
+class DiskError(JournalError):
+    """What must be on disk before anything is sent cannot be written: full, or read-only."""
+
+
 class RestoredBackupError(JournalError):
     """Others hold frames of this party that its own journal does not know.
 

@@ -17,9 +17,11 @@ from dpcsgp.api import Result
 from dpcsgp.errors import DivergenceError
 from dpcsgp.federation.party_data import OwnExamples
 from dpcsgp.federation.party_folder import PartyFolder
-from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_folder, run_party
+from dpcsgp.federation.party_request import PartyRequest, as_leaver
+from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import finished_summary
+from dpcsgp.federation.status_page import PageAddress
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
 from dpcsgp.runs.script_words import named_callback
@@ -45,6 +47,7 @@ def take_part(
     device: str = "cpu",
     seed: int | None = None,
     patience: float | None = None,
+    page: int | str | None = None,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     should_stop: Callable[[int], object] | None = None,
     trackers: Sequence[str] = (),
@@ -66,6 +69,8 @@ def take_part(
         device: Where gradients are computed.
         seed: For experiments: fixed private noise. The run is then not private.
         patience: Seconds of a peer's silence after which to give up; default: never.
+        page: Port of this machine at which a page and metrics show how it goes; 0: any free one,
+            which `dpcsgp party status` names. None: there is none.
         on_evaluation: Called with every row of the history as it is written.
         should_stop: Called with the number of steps done; True ends this start there.
         trackers: Any of "tensorboard", "mlflow", "wandb": this party's evaluations go there too.
@@ -89,7 +94,8 @@ def take_part(
         seed,
         patience,
         built_module(model, agreed.config.run.seed) if model is not None else None,
-        tuple(trackers),
+        page=PageAddress.parse(str(page)) if page is not None else None,
+        trackers=tuple(trackers),
     )
     watch = named_callback("on_evaluation", on_evaluation)
     hooks = Hooks(
@@ -103,9 +109,10 @@ def take_part(
 
 def _result(request: PartyRequest, hooks: Hooks) -> Result:
     """Run a party, unless it has ended before; collect what is in its folder."""
+    request = as_leaver(request)
     prepared, results = prepare_party(request, hooks), results_folder(request)
     clean = copy.deepcopy(prepared.design.module)  # what is handed out has never seen an example
-    summary = finished_summary(results)
+    summary = finished_summary(results, request.roster)
     if summary is None:
         outcome = run_party(prepared, results, hooks)
         _raise_if_ended_early(outcome)

@@ -52,7 +52,8 @@ def test_a_divergent_setting_ends_with_code_1_and_the_rate_that_works(doctor: Te
 def test_the_advised_rate_is_healthy(doctor: Terminal) -> None:
     code, out, _ = doctor(*EXPONENTIAL, "--compressor", "rand:0.5")
     assert code == 0
-    assert "\nhealthy: " in out
+    assert out.startswith("healthy: ")
+    assert "Theorem" not in out
     code, answer = doctor.answer(*EXPONENTIAL, "--compressor", "rand:0.5", "--mixing-rate", "auto")
     assert (code, answer["healthy"]) == (0, True)
     assert answer["mixing_rate"] == answer["advised_rate"]
@@ -74,6 +75,15 @@ def test_the_constants_of_the_theory_are_shown(doctor: Terminal) -> None:
         False,
     ]
     assert answer["theorem_satisfied"] is False
+
+
+def test_the_paper_speaks_only_when_it_is_asked(doctor: Terminal) -> None:
+    _, plain, _ = doctor(*EXPONENTIAL)
+    assert not {"omega", "lambda", "beta", "Proposition"} & set(plain.split())
+    assert all(word in plain for word in ("threads", "installed", "disk"))
+    _, full, _ = doctor(*EXPONENTIAL, "--paper")
+    assert "Theorem 1 and Proposition 1" in full
+    assert "omega" in full
 
 
 def test_compressors_without_a_law_say_so_and_get_a_cautious_rate(doctor: Terminal) -> None:

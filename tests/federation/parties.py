@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from dpcsgp.federation.identity import ANY_PARTY
 from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.peers import Peer, Self
 from dpcsgp.federation.transport_ends import Timing
@@ -42,7 +43,10 @@ def certificate(name: str, issuer: tuple[bytes, bytes] | None = None) -> tuple[b
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=30))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(name), x509.DNSName(ANY_PARTY)]),
+            critical=False,
+        )
         .sign(signer, hashes.SHA256())
     )
     key_pem = key.private_bytes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -18,26 +19,28 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
+from drawn_streams import note_draws
+from hosts import enter
 from parties import QUICK, free_address
-from party_process import tap
 
 from dpcsgp.config import Config, change_config
 from dpcsgp.federation import party_run
+from dpcsgp.federation import transport_messages as messages
 from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.consent import approve
 from dpcsgp.federation.founding import Plan, found
 from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_network import PartyNetwork
-from dpcsgp.federation.party_run import PartyRequest, prepare_party, results_folder, run_party
+from dpcsgp.federation.party_request import PartyRequest, as_leaver
+from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import finished_summary, latest_place
-from dpcsgp.network import Simulator
+from dpcsgp.federation.transport_grpc import GrpcLine
 from dpcsgp.privacy import read_ledgers, releases_by_node
-from dpcsgp.runs.build import build_run
 from dpcsgp.runs.folder import ResultsFolder
-from dpcsgp.runtime.session import Hooks
-from dpcsgp.training import train
+from dpcsgp.runtime.requests import BuiltinRequest
+from dpcsgp.runtime.session import Hooks, run_simulated
 
 FORKS = multiprocessing.get_context("forkserver")
 # Modules of the package: the fork server does not know this folder.
@@ -61,15 +64,16 @@ name = "directed_ring"
 """
 
 
-def make_federation(root: Path, num_parties: int, plan: str = DIGITS, examples: int = 0) -> Roster:
-    """Make parties on loopback, a roster in `federation.toml`, and everybody's consent."""
-    examples = examples or 1500 // num_parties
-    folders = [
-        PartyFolder.create(
-            root / f"lab-{node}", f"lab-{node}", free_address(), Promise(examples, 4.0, 1e-4)
-        )
-        for node in range(num_parties)
-    ]
+def make_federation(
+    root: Path,
+    num_parties: int,
+    plan: str = DIGITS,
+    examples: int = 0,
+    addresses: Sequence[str | None] = (),
+) -> Roster:
+    """Make parties, on loopback unless told, a roster `federation.toml`, and all consents."""
+    addresses = addresses or [free_address() for _ in range(num_parties)]
+    folders = make_folders(root, addresses, examples or 1500 // num_parties)
     (root / "plan.toml").write_text(plan, encoding="utf-8")
     cards = [folder.card for folder in folders]
     roster = found(Plan.load(root / "plan.toml"), cards).roster
@@ -77,6 +81,17 @@ def make_federation(root: Path, num_parties: int, plan: str = DIGITS, examples: 
     for folder in folders:
         approve(folder, roster)
     return roster
+
+
+def make_folders(root: Path, addresses: Sequence[str | None], examples: int) -> list[PartyFolder]:
+    """Make the parties' own folders, or open those that are there."""
+    promise = Promise(examples, 4.0, 1e-4)
+    return [
+        PartyFolder.open(root / f"lab-{node}")
+        if (root / f"lab-{node}").exists()
+        else PartyFolder.create(root / f"lab-{node}", f"lab-{node}", address, promise)
+        for node, address in enumerate(addresses)
+    ]
 
 
 def request_of(
@@ -90,24 +105,52 @@ def results_of(root: Path, node: int) -> Path:
     return latest_place(PartyFolder.open(root / f"lab-{node}"))
 
 
-def take_part(root: str, node: int, seed: int | None, pause: float) -> None:
+def take_part(
+    root: str, node: int, seed: int | None, pause: float, host: str | None, quick: bool
+) -> None:
     """Be one party until the end; the exit code is that of the command."""
+    if host is not None:
+        enter(host)  # before any thread is started
     torch.set_num_threads(1)
-    _quicken()
-    tap(Path(root) / f"tap-{node}")
+    if quick:
+        quicken()
+    tap_lines(Path(root) / f"tap-{node}")
+    note_draws(Path(root) / f"drawn-{node}")
     request = request_of(Path(root), node, seed=seed)
+    request = as_leaver(request)
     prepared, results = prepare_party(request), results_folder(request)
-    if finished_summary(results) is None:
+    if finished_summary(results, request.roster) is None:
         slowly = Hooks(on_start=lambda folder: lambda row: time.sleep(pause))
         os._exit(run_party(prepared, results, slowly).progress.ending.exit_code)
 
 
-def _quicken() -> None:
+def tap_lines(path: Path) -> None:
+    """Note every piece of a frame that is handed to TLS: its round, start, digest and a sample."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    send, under_way = GrpcLine.send, {}
+
+    async def noted(self: GrpcLine, message: bytes, seconds: float) -> None:
+        kind, piece = message[:1], memoryview(message)[1:]
+        if kind == b"f":
+            head, piece = messages.parsed_frame(message)
+            under_way[self] = (head.round, 0)
+        if kind in (b"f", b"p"):
+            round_, start = under_way[self]
+            under_way[self] = (round_, start + len(piece))
+            sample = piece[len(piece) // 2 :][:24].hex()
+            line = [round_, start, hashlib.blake2b(piece).hexdigest(), sample]
+            os.write(file, json.dumps(line).encode() + b"\n")
+        await send(self, message, seconds)
+
+    GrpcLine.send = noted
+
+
+def quicken() -> None:
     """Give lines short limits, so that tests need not wait."""
 
     class Quick(PartyNetwork):
-        def __init__(self, *words: Any) -> None:
-            super().__init__(*words, timing=QUICK)
+        def __init__(self, *words: Any, **more: Any) -> None:
+            super().__init__(*words, timing=QUICK, **more)
 
     party_run.PartyNetwork = Quick  # type: ignore[misc]
 
@@ -120,11 +163,14 @@ class Running:
     num_parties: int
     seed: int | None = SEED
     pause: float = 0.0
+    hosts: Sequence[str] = ()  # network namespaces, one per party
+    quick: bool = True  # short limits of lines
     processes: dict[int, Any] = field(default_factory=dict)
 
     def start(self, *nodes: int) -> None:
         for node in nodes or range(self.num_parties):
-            words = (str(self.root), node, self.seed, self.pause)
+            host = self.hosts[node] if self.hosts else None
+            words = (str(self.root), node, self.seed, self.pause, host, self.quick)
             self.processes[node] = FORKS.Process(target=take_part, args=words)
             self.processes[node].start()
 
@@ -135,11 +181,13 @@ class Running:
         self.processes[node].join()
         return running
 
-    def kill_at_random(self, kills: int, chance: random.Random) -> int:
+    def kill_at_random(
+        self, kills: int, chance: random.Random, pauses: tuple[float, float] = (0.3, 1.2)
+    ) -> int:
         """Kill and start again until there were so many kills or nobody is left."""
         done = 0
         while done < kills and any(p.exitcode is None for p in self.processes.values()):
-            time.sleep(chance.uniform(0.3, 1.2))
+            time.sleep(chance.uniform(*pauses))
             node = chance.choice(
                 [n for n, p in self.processes.items() if p.exitcode is None] or [0]
             )
@@ -157,6 +205,11 @@ class Running:
         """Return what a party has told last; nothing before its first start."""
         found = list((self.root / f"lab-{node}").glob("runs/*/status.json"))
         return json.loads(found[0].read_bytes()) if found else {}
+
+    def processor_seconds(self, node: int) -> float:
+        """Return the processor time that a party has used since its start (Linux)."""
+        words = Path(f"/proc/{self.processes[node].pid}/stat").read_text().rpartition(")")[2]
+        return sum(map(int, words.split()[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def until_step(self, node: int, step: int, seconds: float = 60.0) -> None:
         """Wait until a party says that it has made so many steps."""
@@ -180,24 +233,25 @@ def running(root: Path, num_parties: int, **options: Any) -> Iterator[Running]:
 
 @dataclass(frozen=True)
 class Twin:
-    """What the simulator makes of the same settings and seeds."""
+    """What `dpcsgp run` makes of the same settings and seeds."""
 
     models_ND: torch.Tensor
     releases: dict[int, list[tuple[Any, int]]]
-    bytes_per_edge: int
+    summary: dict[str, Any]
 
 
 def simulate(root: Path, config: Config) -> Twin:
-    """Run all nodes in this process, over the same graph and data."""
-    prepared = prepare_party(request_of(root, 0))
-    design = prepared.design
-    folder = ResultsFolder.create(root / "simulated", config)
-    run = build_run(design, prepared.data, Simulator(design.topology), folder)
-    progress = train(run)
-    run.gradients.ledger.close()
-    releases = releases_by_node(read_ledgers(folder.path / "ledger"))
-    models_ND = run.algorithm.model(progress.state)
-    return Twin(models_ND, releases, run.network.traffic.bytes_per_edge)
+    """Do what `dpcsgp run` does with the same settings."""
+    if config.graph.edges_file:
+        edges = Roster.load(root / "federation.toml").edges
+        lines = [f"{sender} {receiver}" for sender, receiver in edges]
+        (root / "listed.txt").write_text("\n".join(lines), encoding="utf-8")
+        config = change_config(config, {"graph.edges_file": str(root / "listed.txt")})
+    settings = ResultsFolder.create(root / "settings", config).path / "config.toml"
+    outcome = run_simulated(BuiltinRequest(settings, out=root / "simulated"))
+    models_ND = load_file(outcome.folder / "model.safetensors")["node_models"]
+    releases = releases_by_node(read_ledgers(outcome.folder / "ledger"))
+    return Twin(models_ND, releases, outcome.summary)
 
 
 def check_twin(root: Path, roster: Roster) -> None:
@@ -211,5 +265,5 @@ def check_twin(root: Path, roster: Roster) -> None:
         mine = releases_by_node(read_ledgers(folder / "ledger"))
         assert mine == {node: twin.releases[node]}
         summary = json.loads((folder / "summary.json").read_bytes())
-        assert summary["bytes_per_edge"] == twin.bytes_per_edge
+        assert summary["bytes_per_edge"] == twin.summary["bytes_per_edge"]
         assert summary["stopped_because"] == "completed" and summary["handed_over"]

@@ -74,10 +74,14 @@ def test_whom_a_promise_trusts_is_said(here: Path) -> None:
     Path("plan.toml").write_text(PLAN + "[privacy]\nmax_colluders = 1\n")
     run("federation", "new", "plan.toml", *cards(), "--out", "b.toml")
     output = run("party", "approve", "b.toml", "--folder", "lab-a", "--yes").output
-    assert "as long as at most 1 of the others" in output
     shown = json.loads(run("federation", "show", "b.toml", "--json").stdout)
     assert shown["max_colluders"] == 1
     assert all(1.9 < party["epsilon_of_plan"] <= 2.0 for party in shown["parties"])
+    all_collude = shown["parties"][0]["epsilon_all_collude"]
+    assert all_collude >= shown["parties"][0]["epsilon_of_plan"]
+    words = " ".join(output.replace("│", " ").split())
+    assert "as long as at most 1 of the others" in words
+    assert f"eps {all_collude:.4g} if all of them do" in words
 
 
 def test_earlier_promises_are_remembered(here: Path) -> None:

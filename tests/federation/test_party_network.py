@@ -157,6 +157,20 @@ def test_a_party_comes_back_and_the_others_go_on_within_five_seconds(tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_party_that_comes_back_knocks_and_need_not_wait_to_be_dialled(tmp_path: Path) -> None:
+    selves, peers = federation(3)
+    rare = Timing(first_pause=30.0, longest_pause=60.0)
+    first = open_network(selves[0], peers, RING, tmp_path, SIZE, timing=rare)
+    time.sleep(1.0)  # it has dialled in vain, and would do so again half a minute later
+    assert first.status()["bert"].problem
+    with closing(first), closing(open_network(selves[1], peers, RING, tmp_path, SIZE)):
+        deadline = time.monotonic() + 8
+        while not first.status()["bert"].connected:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+@pytest.mark.slow
 def test_waiting_costs_almost_no_processor_time_and_is_visible(tmp_path: Path) -> None:
     selves, peers = federation(3)
     slow = Timing(longest_pause=3.0)

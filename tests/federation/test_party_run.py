@@ -108,12 +108,6 @@ def test_own_data_must_be_named_and_those_of_a_data_set_must_not(here: Path) -> 
         prepare_party(request_of(here / "b", 0, OwnExamples("data.npz")))
 
 
-def test_shared_noise_is_not_run_yet(here: Path) -> None:
-    make_federation(here / "b", 3, PLAN + "[privacy]\nmax_colluders = 1\n", examples=90)
-    with pytest.raises(ConfigError, match="max_colluders = 1: parties cannot share noise yet"):
-        prepare_party(request_of(here / "b", 0, OwnExamples("data.npz")))
-
-
 def test_checkpoints_are_needed(here: Path) -> None:
     with pytest.raises(ConfigError, match="checkpoint_every = 0"):
         make_federation(here / "b", 2, PLAN + "[run]\ncheckpoint_every = 0\n", examples=90)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from running import DIGITS, check_twin, make_federation, results_of, running
+from running import DIGITS, check_twin, make_federation, results_of, running, simulate
 
 from dpcsgp.federation.roster import Roster
 from dpcsgp.privacy import read_ledgers, releases_by_node
@@ -26,16 +26,18 @@ SLOW = DIGITS.replace("[run]", "[run]\nevaluate_every = 1").replace("steps = 12"
 
 def check_exactly_once(root: Path, roster: Roster) -> None:
     """One release per step in every ledger, and one frame per round on every line."""
+    algorithm = roster.config.algorithm
     for node in range(len(roster.parties)):
         folder = results_of(root, node)
         releases = releases_by_node(read_ledgers(folder / "ledger"))
-        assert sum(count for _, count in releases[node]) == roster.config.algorithm.steps
+        assert sum(count for _, count in releases[node]) == algorithm.steps
         seen = defaultdict(set)
         for line in (root / f"tap-{node}").read_text().splitlines():
-            round_, start, digest = json.loads(line)
+            round_, start, digest, _ = json.loads(line)
             seen[round_, start].add(digest)
         assert all(len(digests) == 1 for digests in seen.values())
-        assert {round_ for round_, _ in seen} == set(range(32))
+        rounds = algorithm.steps + algorithm.polish_rounds
+        assert {round_ for round_, _ in seen} == set(range(rounds))
         assert not list(folder.glob("ledger/kept/*"))
 
 
@@ -69,21 +71,29 @@ def test_kills_change_nothing(tmp_path: Path) -> None:
     check_exactly_once(tmp_path, roster)
 
 
-@pytest.mark.slow
-def test_a_killed_private_party_releases_every_step_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kills", "steps"),
+    [
+        pytest.param(10, 30, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+        pytest.param(300, 700, marks=[pytest.mark.stress, pytest.mark.timeout(5400)]),
+    ],
+)
+def test_killed_private_parties_release_every_step_once(
+    tmp_path: Path, kills: int, steps: int
+) -> None:
     """Noise is fresh at every start here: what is drawn anew would be seen."""
-    roster = make_federation(tmp_path, 3, SLOW)
-    with running(tmp_path, 3, pause=0.1, seed=None) as parties:
+    plan = SLOW.replace("steps = 30", f"steps = {steps}")
+    roster = make_federation(tmp_path, 3, plan)
+    with running(tmp_path, 3, pause=0.2, seed=None) as parties:
         parties.start()
-        for node, step in ((1, 3), (2, 10), (1, 17)):
-            parties.until_step(0, step)
-            assert parties.kill(node)
-            parties.start(node)
-        parties.wait()
+        assert parties.kill_at_random(kills, random.Random(kills), pauses=(0.1, 1.5)) == kills
+        parties.wait(seconds=900)
     check_exactly_once(tmp_path, roster)
+    # An undisturbed run of the same plan: the kills have cost nothing.
+    undisturbed = simulate(tmp_path, roster.config).summary["epsilon"]
     for node in range(3):
         summary = json.loads((results_of(tmp_path, node) / "summary.json").read_bytes())
-        assert summary["private"] and summary["epsilon"] <= 4.0
+        assert summary["private"] and summary["epsilon"] == undisturbed <= 4.0
 
 
 @pytest.mark.slow

@@ -253,6 +253,21 @@ def test_idle_connections_disturb_nobody_and_are_closed(scene: Scene) -> None:
         connection.close()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's list of open files")
+def test_strangers_cannot_use_up_the_files_that_a_party_may_open(scene: Scene) -> None:
+    host, port = (scene.peer.address or "").split(":")
+    before = len(os.listdir("/proc/self/fd"))
+    idle = [socket.create_connection((host, int(port))) for _ in range(400)]
+    time.sleep(0.5)
+    assert len(os.listdir("/proc/self/fd")) < before + 400 + 300  # both ends are in this process
+    # They are shown the door when their handshake takes too long, and neighbours get in again.
+    time.sleep(QUICK.hello)
+    with scene.anna() as caller:
+        assert pushed(caller.greet(), 1, SIZE).rounds == 1
+    for connection in idle:
+        connection.close()
+
+
 def listening_addresses(port: int) -> set[str]:
     """Return the addresses on which this machine listens at a port, as the kernel writes them."""
     lines = [

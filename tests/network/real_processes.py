@@ -55,10 +55,15 @@ class RealProcess:
         """Exit code, None while it runs."""
         return self._process.exitcode
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def send(self, number: int) -> None:
         """Send a signal."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     def end(self) -> None:
         """Kill and collect it."""

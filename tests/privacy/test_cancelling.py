@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -104,3 +105,69 @@ def test_bad_values_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         effective_noise_multipliers(own, shared, sensitivities, colluders)
+
+
+def hidden(covariance: np.ndarray, node: int) -> float:
+    """Return the variance of a node's noise given all other releases."""
+    return float(1 / np.linalg.inv(covariance)[node, node])
+
+
+def covariance_of(
+    own: np.ndarray, shared: float, broken: Sequence[tuple[int, int]], left_out: bool = False
+) -> np.ndarray:
+    """Return S from its streams; a broken pair has two, or one if an end leaves its noise out."""
+    unit, columns = np.eye(len(own)), [own[i] * np.eye(len(own))[i] for i in range(len(own))]
+    for i, j in itertools.combinations(range(len(own)), 2):
+        if (i, j) not in broken:
+            columns.append(shared * (unit[i] - unit[j]))
+            continue
+        columns.append(shared * unit[i])
+        if not left_out:
+            columns.append(shared * unit[j])
+    streams = np.stack(columns, axis=1)
+    return streams @ streams.T
+
+
+# One node with hardly any noise, one with all of it, equal ones, and what is between.
+WORST_OWN = [
+    [1e-3, 1.0, 1.0, 1.0],
+    [1e3, 1e-2, 1e-2, 1e-2],
+    [1.0, 1.0, 1.0, 1.0],
+    [1e-2, 1e-1, 1.0, 10.0],
+]
+
+
+@pytest.mark.parametrize("own", WORST_OWN)
+@pytest.mark.parametrize("shared", [1e-2, 1.0, 100.0])
+def test_pairs_that_fail_to_cancel_hide_everybody_no_less(own: list[float], shared: float) -> None:
+    """All 64 sets of pairs among four nodes, and every set of nodes that are silent."""
+    noise, pairs = np.array(own), list(itertools.combinations(range(4), 2))
+    promised = effective_noise_multipliers(own, shared, [1.0] * 4, 0)
+    for count in range(len(pairs) + 1):
+        for broken in itertools.combinations(pairs, count):
+            found = covariance_of(noise, shared, broken)
+            for silent in itertools.chain.from_iterable(
+                itertools.combinations(range(4), size) for size in range(4)
+            ):
+                heard = [node for node in range(4) if node not in silent]
+                seen = found[np.ix_(heard, heard)]
+                for place, node in enumerate(heard):
+                    assert math.sqrt(hidden(seen, place)) >= promised[node] * (1 - 1e-6)
+
+
+def test_noise_that_one_end_leaves_out_would_hide_it_less() -> None:
+    """Why whoever cannot agree draws all the same: the theorem is not about any change."""
+    own = np.array([10.0, 1e-2, 1e-2])
+    promised = effective_noise_multipliers(own.tolist(), 1.0, [1.0] * 3, 0)
+    found = covariance_of(own, 1.0, [(0, 1), (0, 2)], left_out=True)
+    assert math.sqrt(hidden(found, 1)) < 0.1 * promised[1]
+
+
+def test_pairs_that_fail_at_most_double_what_the_lattice_reckons_with() -> None:
+    for size in (2, 3, 5, 8):
+        pairs = list(itertools.combinations(range(size), 2))
+        half = range(size // 2)
+        cuts = [[], pairs, [pair for pair in pairs if (pair[0] in half) == (pair[1] in half)]]
+        for broken in cuts:
+            gram = covariance_of(np.zeros(size), 1.0, broken)
+            assert np.linalg.eigvalsh(gram)[-1] <= max(size, 2 * (size - 1)) + 1e-9

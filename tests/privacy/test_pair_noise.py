@@ -153,7 +153,8 @@ def test_keys_are_new_at_every_start_whatever_a_partner_says_again() -> None:
     # Node 1 says exactly what it said before (a backup, or on purpose); node 0 started anew.
     again = joined(law, [[0], [1]], randoms=[PrivateRandomness.fresh([0]), old])
     same = PrivateRandomness.fresh([0])
-    other_run = joined(law, [[0], [1]], randoms=[same, old], run_id="another run")
+    # As long as "a run": its letters count, and not its length alone.
+    other_run = joined(law, [[0], [1]], randoms=[same, old], run_id="b run")
     same_run = joined(law, [[0], [1]], randoms=[same, old])
     drawn = [parts[0].counts(0, DIM) for parts in (first, again, other_run, same_run)]
     for left, right in itertools.combinations(drawn, 2):

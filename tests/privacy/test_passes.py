@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from scipy import stats
 
@@ -75,3 +77,16 @@ def test_every_batch_has_a_shape_that_rounds_little_enough() -> None:
         shape = pass_shape(batch, batch, "uniform")
         assert shape.places <= MOST_PLACES and shape.places * shape.passes >= batch
         assert pass_slack(shape.rows, shape.chunks) <= SUM_SLACK
+
+
+def test_passes_are_as_small_as_memory_asks_and_round_no_more() -> None:
+    for most in (1, 2, 3, 15, 16, 17, 31, 100, 288, 300, 1000, 2559, MOST_PLACES):
+        for batch in (1, 2, 16, 17, 100, 257, 1000, 5000):
+            for total in (batch, 3 * batch):
+                shape = pass_shape(batch, total, "poisson", most_places=most)
+                usual = pass_shape(batch, total, "poisson")
+                assert shape.places <= most and shape.places * shape.passes >= batch
+                assert pass_slack(shape.rows, shape.chunks) <= SUM_SLACK
+                room = math.ceil(batch + 2 * math.sqrt(batch * (1 - batch / total)))
+                assert shape.places * shape.passes >= min(room, total)
+                assert shape == usual or usual.places > most  # as usual where that fits

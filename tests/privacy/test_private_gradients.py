@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,9 @@ class Rows:
 
     held_examples = (99, 299)
 
-    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         return torch.ones(*indices_NE.shape, 1), torch.zeros(indices_NE.shape)
 
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,10 @@ class Step:
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
         return torch.randn(count, 6), torch.randn(count, 2)
 
-    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
-        node = torch.arange(3)[:, None]
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        node = torch.tensor(rows if rows is not None else range(3))[:, None]
         return self.inputs[node, indices_NE].clone(), self.targets[node, indices_NE].clone()
 
     def __call__(self, step: int = 0) -> Tensor:

@@ -37,6 +37,13 @@ class PublicCopies(NamedTuple):
         """Start with `x_hat = 0` everywhere."""
         return cls(torch.zeros_like(x_ND), torch.zeros_like(x_ND, dtype=torch.float64))
 
+    @classmethod
+    def heard(cls, x_SD: Tensor, network: Network) -> PublicCopies:
+        """Start with copies that everybody was told in full: `x_hat_j = x_j` for all senders."""
+        own_ND = x_SD[list(network.own_rows)]
+        zeros_ND = torch.zeros_like(own_ND, dtype=torch.float64)
+        return cls(own_ND, network.mix(x_SD, add_rows(zeros_ND, own_ND, -1.0)))
+
 
 def exchange_differences(
     compressor: Compressor,

@@ -11,6 +11,7 @@ whatever the attacker tried.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, cast, final
 
@@ -34,6 +35,7 @@ from dpcsgp.auditing.laws import MechanismAudit, audit_mechanism
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import composed_epsilon
+from dpcsgp.privacy.events import relation_of_unit
 from dpcsgp.randomness import PublicRandomness
 
 TRIALS: Final = 1000
@@ -83,7 +85,11 @@ class Audit:
 
 
 def audit(
-    config: Config, trials: int = TRIALS, fault: str | None = None, draws: int = DRAWS
+    config: Config,
+    trials: int = TRIALS,
+    fault: str | None = None,
+    draws: int = DRAWS,
+    sizes: Sequence[int] | None = None,
 ) -> Audit:
     """Attack the messages of `trials` victims, then draw the mechanism `draws` times.
 
@@ -91,15 +97,15 @@ def audit(
     draws are held against the law that the mechanism states.
 
     With `privacy.seed` the audit is repeatable; without it, it uses the same fresh secret noise as
-    a real run.
+    a real run. `sizes` are the declared examples of the nodes of an own run.
     """
     if trials < FEWEST_TRIALS:
         raise ConfigError(
             f"--trials {trials}: expected at least {FEWEST_TRIALS}; the default is {TRIALS}"
         )
     started = time.monotonic()
-    setting = Setting.of(config)
-    check_fault(fault, setting.mechanism)
+    setting = Setting.of(config, sizes)
+    check_fault(fault, setting.mechanism, setting.rows_per_unit)
     mechanism = audit_mechanism(setting, draws, fault)
     # trials run side by side in batches, every other one with the canary
     parts, num_messages = [], 0
@@ -157,7 +163,9 @@ def _judge(
         passed=bound <= claimed and mechanism.passed,
         stream_passed=bound <= claimed,
         stream_informative=bound >= INFORMATIVE * claimed,
-        neighbouring_relation=event.relation,
+        neighbouring_relation=relation_of_unit(
+            event.relation, "person" if setting.config.privacy.max_rows_per_unit else "example"
+        ),
         fault=fault,
         algorithm=setting.config.algorithm.name,
         compression=setting.config.compression.spec,

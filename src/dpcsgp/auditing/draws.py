@@ -96,8 +96,9 @@ def draw_mechanism(setting: Setting, draws: int, fault: str | None) -> Draws:
             f"--draws {draws}: expected at least {FEWEST_DRAWS}; the default is {DRAWS}"
         )
     mechanism, group = many_nodes(setting), setting.group
-    engine = clipping_engine(nn.Sequential(nn.Linear(DIM, 1, bias=False)), output_as_loss)
-    watch = Watch(mechanism, break_engine(engine, fault))
+    module, rows = nn.Sequential(nn.Linear(DIM, 1, bias=False)), setting.rows_per_unit
+    engine = clipping_engine(module, output_as_loss, rows_per_unit=rows)
+    watch = Watch(mechanism, break_engine(engine, fault), rows)
     if mechanism.shared is None:
         private = setting.private_streams(range(NODES), shift=_SEED_SHIFT)
         return watch_releases(watch, break_mechanism(mechanism, fault), private, draws)
@@ -151,8 +152,10 @@ def axes(dim: int) -> tuple[Tensor, Tensor]:
 class Watch:
     """Sums the drawn examples as a run does, and keeps what the tests need."""
 
-    def __init__(self, mechanism: GaussianMechanism, engine: ClippingEngine) -> None:
-        self.mechanism, self.engine = mechanism, engine
+    def __init__(
+        self, mechanism: GaussianMechanism, engine: ClippingEngine, rows_per_unit: int = 1
+    ) -> None:
+        self.mechanism, self.engine, self.rows_per_unit = mechanism, engine, rows_per_unit
         self.total = mechanism.num_examples[0]
         self.inside_N = torch.arange(NODES) % 2 == 0
         # "replace one": the neighbour holds the opposite canary; "add or remove": a blank
@@ -194,12 +197,24 @@ class Watch:
         # what the engine under audit makes of the same examples
         inputs_NED = unit * self._examples(places_NE)
         targets_NE = torch.zeros(places_NE.shape)
-        sum_ND = self.engine.clipped_sum(
-            torch.zeros(NODES, DIM), inputs_NED, targets_NE, present_NE, unit
-        )
+        sum_ND = self._summed(inputs_NED, targets_NE, present_NE)
         error = (sum_ND.double() - self.sum_ND).norm(dim=1).max() / unit
         self.sum_error = max(self.sum_error, float(error.nan_to_num(torch.inf)))
         return sum_ND
+
+    def _summed(self, inputs_NED: Tensor, targets_NE: Tensor, present_NE: Tensor) -> Tensor:
+        """Return what the engine makes of examples, or of persons whose rows add up to them."""
+        model_ND, clip, rows = torch.zeros(NODES, DIM), self.mechanism.clip_norm, self.rows_per_unit
+        if rows == 1:
+            return self.engine.clipped_sum(model_ND, inputs_NED, targets_NE, present_NE, clip)
+        inputs, targets = (
+            part[:, :, None].expand(-1, -1, rows, *part.shape[2:]).clone()
+            for part in (inputs_NED / rows, targets_NE)
+        )
+        filled_NEM = present_NE[:, :, None].expand(-1, -1, rows).clone()
+        return self.engine.clipped_sum(
+            model_ND, inputs, targets, present_NE, clip, filled_NEM=filled_NEM
+        )
 
     def end(self, release_ND: Tensor) -> None:
         """Note what came out."""
@@ -255,7 +270,9 @@ class Watch:
 
     def _examples(self, indices_NE: Tensor) -> Tensor:
         """Return the drawn examples (N, E, D) in clip norms; each is its own gradient."""
-        canary_NE = CANARY_NORMS * self.canary_N[:, None] * (indices_NE == 0)
+        # Every row of a person is longer than the clip norm: together they must not count more.
+        norms = CANARY_NORMS * self.rows_per_unit
+        canary_NE = norms * self.canary_N[:, None] * (indices_NE == 0)
         return canary_NE[..., None] * self.canary_axis_D + (
             self.length_J[indices_NE][..., None] * self.other_axis_D
         )

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -67,10 +68,15 @@ class Setting:
     algorithm: Algorithm[Any]
     dim: int
     stated_batch: tuple[int, int]  # expected batch size and number of examples of the run itself
+    rows_per_unit: int = 1  # rows of a person, if persons are the unit of privacy
 
     @classmethod
-    def of(cls, config: Config) -> Setting:
-        """Take the first node's promise; long runs are audited over their first steps."""
+    def of(cls, config: Config, sizes: Sequence[int] | None = None) -> Setting:
+        """Take the first node's promise; long runs are audited over their first steps.
+
+        `sizes` are the declared examples of all nodes where no catalogue has them; the first node
+        with examples is then the one.
+        """
         if not config.method.sends:
             raise ConfigError(
                 f"algorithm.name = '{config.algorithm.name}': sends no messages, so there is no "
@@ -81,22 +87,26 @@ class Setting:
                 "privacy.noise = 'none': nothing is promised, so there is nothing to audit"
             )
         # one victim with the noise and the rate of the first node, but fewer examples
-        num_examples = declared_examples(config)
-        whole = build_mechanism(config, [num_examples] * config.graph.num_nodes)
-        stated = (whole.expected_batch_sizes[0], num_examples)
+        if sizes is None:
+            sizes = [declared_examples(config)] * config.graph.num_nodes
+        node = next(node for node, size in enumerate(sizes) if size)
+        whole = build_mechanism(config, sizes)
+        stated = (whole.expected_batch_sizes[node], sizes[node])
         batch, total = _smaller(*stated)
         mechanism = replace(
             whole,
-            noise_multipliers=whole.noise_multipliers[:1],
+            noise_multipliers=(whole.noise_multipliers[node],),
             expected_batch_sizes=(batch,),
             num_examples=(total,),
         )
         mechanism = _share(config, mechanism)
         dim = max(DIM, config.num_blocks)
         steps = min(config.algorithm.steps, MOST_STEPS)
-        delta = per_node(config.privacy.delta, config.graph.num_nodes)[0]
+        delta = per_node(config.privacy.delta, config.graph.num_nodes)[node]
         algorithm = _algorithm(config, dim)
-        return cls(config, mechanism.event(0), steps, delta, mechanism, algorithm, dim, stated)
+        rows = max(1, config.privacy.max_rows_per_unit)
+        event = mechanism.event(0)
+        return cls(config, event, steps, delta, mechanism, algorithm, dim, stated, rows)
 
     @property
     def group(self) -> int:
@@ -266,9 +276,12 @@ class CanaryTask:
         """Every node holds what it declares."""
         return self.num_examples
 
-    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, D) and targets (N, E)."""
-        inputs_NED = self.canary_ND[:, None, :] * (indices_NE == 0)[:, :, None]
+        canary_ND = self.canary_ND if rows is None else self.canary_ND[list(rows)]
+        inputs_NED = canary_ND[:, None, :] * (indices_NE == 0)[:, :, None]
         return inputs_NED, torch.zeros(indices_NE.shape)
 
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
@@ -283,6 +296,39 @@ class CanaryTask:
     def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
         """There is nothing to be good at."""
         return {}
+
+
+@final
+@dataclass(frozen=True)
+class CanaryPersons:
+    """The same with persons: every row of person 0 of a victim is the canary."""
+
+    single: CanaryTask
+    max_rows_per_unit: int
+
+    @property
+    def rows(self) -> CanaryPersons:
+        """The rows of person k are M k, ..., M k + M - 1."""
+        return self
+
+    @property
+    def held_examples(self) -> tuple[int, ...]:
+        """How many persons each node holds."""
+        return self.single.held_examples
+
+    def rows_of_unit(self, row: int, unit: int) -> np.ndarray:
+        """Return the numbers of a person's rows."""
+        return np.arange(self.max_rows_per_unit) + unit * self.max_rows_per_unit
+
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return rows by their numbers."""
+        return self.single.examples(indices_NE // self.max_rows_per_unit, rows)
+
+    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return random rows and targets."""
+        return self.single.public_rows(count)
 
 
 def build_run(
@@ -307,9 +353,11 @@ def build_run(
     mechanism = _of_all(setting.mechanism, len(inside), private, fault)
     module = nn.Sequential(nn.Linear(setting.dim, 1, bias=False))
     task = CanaryTask(module, canary_ND, mechanism.num_examples)
+    rows = setting.rows_per_unit
+    source = task if rows == 1 else CanaryPersons(task, rows)
     gradients = PrivateGradients(
-        source=task,
-        engine=clipping_engine(module, output_as_loss),
+        source=source,
+        engine=clipping_engine(module, output_as_loss, rows_per_unit=rows),
         mechanism=mechanism,
         budget=Budget.unlimited(nodes),
         ledger=CountedReleases(),

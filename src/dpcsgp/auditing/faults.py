@@ -38,6 +38,7 @@ Fault = Literal[
     "mean-clipping",
     "drawn-size",
     "copied-noise",
+    "rows-apart",
     "pair-stream-twice",
     "pair-sign",
     "one-more-colluder",
@@ -55,11 +56,12 @@ FAULTS: Final[dict[str, str]] = {
     "mean-clipping": "clipped by the mean norm of the batch",
     "drawn-size": "divided by the drawn batch size",
     "copied-noise": "noise of even coordinates copied to odd ones",
+    "rows-apart": "a person's rows are clipped one by one",
     **PAIR_FAULTS,
 }
 
 
-def check_fault(fault: str | None, mechanism: GaussianMechanism) -> None:
+def check_fault(fault: str | None, mechanism: GaussianMechanism, rows_per_unit: int = 1) -> None:
     """Refuse a fault that does not exist, and one that would change nothing here."""
     if fault is None:
         return
@@ -69,6 +71,11 @@ def check_fault(fault: str | None, mechanism: GaussianMechanism) -> None:
         raise ConfigError(
             f"--break {fault}: pairs share no noise here, so this changes nothing; "
             "use --set privacy.max_colluders=1"
+        )
+    if fault == "rows-apart" and rows_per_unit == 1:
+        raise ConfigError(
+            "--break rows-apart: an example has one row here, so this changes nothing; "
+            "use --set privacy.max_rows_per_unit=4"
         )
     if mechanism.event(0).sampling_rate == 1 and fault in ("rate", "double-rate", "same-batch"):
         raise ConfigError(
@@ -114,6 +121,8 @@ def break_mechanism(mechanism: GaussianMechanism, fault: str | None) -> Gaussian
 
 def break_engine(engine: ClippingEngine, fault: str | None) -> ClippingEngine:
     """Return the clipping engine with a fault, or as it is if the fault lies elsewhere."""
+    if fault == "rows-apart":
+        return RowsApart()
     if fault not in ("clipping", "mean-clipping"):
         return engine
     return Unclipped(engine, by_mean=fault == "mean-clipping")
@@ -280,16 +289,42 @@ class Unclipped:
         present_NE: Tensor,
         clip_norm: float,
         shape: PassShape = PassShape(),
+        filled_NEM: Tensor | None = None,
     ) -> Tensor:
         """Return the plain sum of gradients, or scale it so that the mean norm is the clip norm."""
         # norms of the gradients, which here are the examples themselves
-        norms_NE = inputs.norm(dim=-1) * present_NE
+        whole = inputs if filled_NEM is None else inputs.sum(dim=2)
+        norms_NE = whole.norm(dim=-1) * present_NE
         mean_N1 = (norms_NE.sum(1) / present_NE.sum(1).clamp(min=1))[:, None]
         # a clip norm that no gradient reaches
         sum_ND = self.engine.clipped_sum(
-            parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm, shape
+            parameters_ND, inputs, targets, present_NE, 1e9 * clip_norm, shape, filled_NEM
         )
         return sum_ND * (clip_norm / mean_N1.clamp(min=clip_norm)) if self.by_mean else sum_ND
+
+
+@final
+class RowsApart:
+    """A clipping engine that clips every row of a person by itself: M rows count M times.
+
+    An example must be its own gradient.
+    """
+
+    def clipped_sum(
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NE: Tensor,
+        clip_norm: float,
+        shape: PassShape = PassShape(),
+        filled_NEM: Tensor | None = None,
+    ) -> Tensor:
+        """Return the sum of all rows, each no longer than the clip norm."""
+        assert filled_NEM is not None
+        factors_NEM1 = (clip_norm / inputs.norm(dim=-1, keepdim=True)).clamp(max=1.0).nan_to_num()
+        kept_NEM1 = (filled_NEM & present_NE[:, :, None])[..., None]
+        return (inputs * factors_NEM1 * kept_NEM1).flatten(1, 2).sum(dim=1)
 
 
 @final

@@ -96,7 +96,7 @@ def audit_mechanism(
 ) -> MechanismAudit:
     """Draw the mechanism of these settings and hold it against its law."""
     started = time.monotonic()
-    check_fault(fault, setting.mechanism)
+    check_fault(fault, setting.mechanism, setting.rows_per_unit)
     return judge_draws(draw_mechanism(setting, draws, fault), setting.stated_batch, started)
 
 

@@ -29,6 +29,7 @@ class Measurements:
     ratios: list[Ratio] = field(default_factory=list)
     hotspots: list[Hotspot] = field(default_factory=list)
     scale: list[ScalePoint] = field(default_factory=list)
+    curves: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -37,6 +38,7 @@ class Measurements:
             "ratios": [ratio.as_dict() for ratio in self.ratios],
             "profile": [spot.as_dict() for spot in self.hotspots],
             "scale": [point.as_dict() for point in self.scale],
+            "curves": self.curves,
             "notes": self.notes,
             "passed": all(ratio.passed is not False for ratio in self.ratios),
         }

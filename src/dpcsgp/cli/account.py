@@ -132,6 +132,7 @@ def _of_ledgers(
 ) -> dict[str, Any]:
     """Compose all releases per node."""
     from dpcsgp.privacy.accounting import composed_epsilon, composed_relation, epsilon_against
+    from dpcsgp.privacy.events import relation_of_unit
     from dpcsgp.privacy.ledger import common_delta, read_ledgers, releases_by_node
 
     ledgers = read_ledgers(paths, heads)
@@ -154,7 +155,9 @@ def _of_ledgers(
                 "epsilon_by_colluders": [
                     epsilon_against(releases, delta, colluders) for colluders in range(most)
                 ],
-                "neighbouring_relation": composed_relation(releases),
+                "neighbouring_relation": relation_of_unit(
+                    composed_relation(releases), _common_unit(own)
+                ),
                 "private": all(ledger.header.private for ledger in own),
             }
         )
@@ -181,6 +184,11 @@ def _of_ledgers(
         "nodes": nodes,
         "notes": _notes(ledgers),
     }
+
+
+def _common_unit(ledgers: list[LedgerContents]) -> str:
+    """Return what all ledgers together promise: persons only where every single one does."""
+    return "person" if all(each.header.unit == "person" for each in ledgers) else "example"
 
 
 def _notes(ledgers: list[LedgerContents]) -> list[str]:

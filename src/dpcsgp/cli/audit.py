@@ -6,11 +6,12 @@ Prints how small a fault each check would have caught.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpcsgp.cli.options import AsJson, ConfigFile, Settings
+from dpcsgp.cli.options import AsJson, RunOrFile, Settings, settings_file
 from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def audit(
-    config_file: ConfigFile = None,
+    config_file: RunOrFile = None,
     settings: Settings = None,
     trials: Annotated[
         int, typer.Option(help="Independent victims, half of them with the canary.", min=80)
@@ -41,10 +42,12 @@ def audit(
     100000 times and held against the law that it states; for every property the smallest fault is
     printed that would have been caught.
 
-    Examples: the demo's promise; another eps; more draws, so that smaller faults show:
+    Examples: the demo's promise; that of a run; another eps; more draws, so that smaller faults
+    show:
 
     ```
     dpcsgp audit
+    dpcsgp audit runs/first
     dpcsgp audit --set privacy.epsilon=2 --trials 4000
     dpcsgp audit --draws 400000 --trials 80
     ```
@@ -64,10 +67,19 @@ def audit(
     dpcsgp audit --set privacy.max_colluders=2 --break one-more-colluder
     ```
 
+    For persons as the unit of privacy every row of the canary's is longer than the clip norm; rows
+    that are clipped one by one must fail:
+
+    ```
+    dpcsgp audit --set privacy.max_rows_per_unit=4
+    dpcsgp audit --set privacy.max_rows_per_unit=4 --break rows-apart
+    ```
+
     What --break plants: noise (a tenth of it), clipping (none), order (messages encoded before the
     noise), rate (sampling rate + 20 %), double-rate, reused-noise (of step 2k at 2k + 1),
     same-batch (in every step), mean-clipping (by the mean norm of the batch), drawn-size (as the
-    divisor), copied-noise (of even coordinates to odd ones); with privacy.max_colluders also
+    divisor), copied-noise (of even coordinates to odd ones), rows-apart (of a person, with
+    privacy.max_rows_per_unit); with privacy.max_colluders also
     pair-stream-twice (of step 2k at 2k + 1), pair-sign (not flipped), one-more-colluder and
     pair-within (taken back at 2k + 1).
 
@@ -77,8 +89,14 @@ def audit(
     """
     from dpcsgp import auditing
     from dpcsgp.config import load_config
+    from dpcsgp.runs.facts import OwnFacts
 
-    result = auditing.audit(load_config(config_file, settings or []), trials, fault, draws)
+    file = settings_file(config_file)
+    config = load_config(file, settings or [])
+    sizes = None
+    if config.task.name == "own":
+        sizes = OwnFacts.read(file.parent if file is not None else Path()).num_examples
+    result = auditing.audit(config, trials, fault, draws, sizes)
     if as_json:
         typer.echo(strict_json(result.as_dict()))
     else:

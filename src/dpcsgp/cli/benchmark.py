@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,8 @@ def benchmark(
     group: Annotated[
         str,
         typer.Argument(
-            help="clipping, models, compression, mixing, noise, step, scale or all.",
+            help="clipping, models, compression, mixing, noise, step, scale or all (of these); "
+            "federation; link.",
             metavar="[GROUP]",
         ),
     ] = "all",
@@ -29,7 +30,10 @@ def benchmark(
     ] = False,
     figure: Annotated[
         Path | None,
-        typer.Option(help="Draw cost and memory against the number of nodes.", metavar="FILE.png"),
+        typer.Option(
+            help="With scale: cost against the number of nodes. With link: accuracy against time.",
+            metavar="FILE.png",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -38,28 +42,31 @@ def benchmark(
     Exit code 1 if a limit is broken. Opacus comes with `pip install "dpcsgp[bench]"`; without it
     its rows are left out, and so are models of transformers and peft where these are missing.
 
-    Examples: a few seconds; some minutes and 8 GB of memory; 10 to 1000 simulated nodes:
+    `federation` starts parties on this machine and compares them with `launch`. `link` lets five
+    parties learn MNIST over links of 4 Mbit/s with 50 ms delay, with small and with exact messages.
+
+    Examples: a few seconds; some minutes and 8 GB of memory; 10 to 1000 simulated nodes; parties
+    beside `launch`, minutes; thin links, minutes:
 
     ```
     dpcsgp benchmark noise
     dpcsgp benchmark all --json > speed.json
     dpcsgp benchmark scale --figure docs/figures/scale.png
+    dpcsgp benchmark federation
+    dpcsgp benchmark link --figure docs/figures/link.png
     ```
     """
-    from dpcsgp.benchmarking import benchmark as measure
     from dpcsgp.errors import ConfigError
 
     # Refused before minutes of measuring.
-    if figure is not None and group not in ("scale", "all"):
+    if figure is not None and group not in ("scale", "all", "link"):
         raise ConfigError(
-            f"--figure {figure}: drawn from the group scale; use `dpcsgp benchmark scale "
+            f"--figure {figure}: drawn from the groups scale and link; use `dpcsgp benchmark scale "
             f"--figure {figure}`"
         )
-    outcome = measure(group, quick)
+    outcome = _measured(group, quick)
     if figure is not None:
-        from dpcsgp.report.scale_figure import write_scale_figure
-
-        write_scale_figure(figure, [point.as_dict() for point in outcome.scale])
+        _draw(figure, outcome, quick)
     if as_json:
         typer.echo(strict_json(outcome.as_dict()))
     else:
@@ -69,17 +76,38 @@ def benchmark(
         raise typer.Exit(1)
 
 
-_WIDE: Final = 120  # columns that a row of all parts needs
-_VERDICTS: Final = {None: "", True: "[green]pass[/]", False: "[bold red]FAIL[/]"}
+def _measured(group: str, quick: bool) -> Measurements:
+    from dpcsgp.benchmarking import benchmark as measure
+
+    # Parties stand above the other groups: a federation uses all of them.
+    if group == "federation":
+        from dpcsgp.federation.overhead import benchmark_federation
+
+        return benchmark_federation(quick)
+    if group == "link":
+        from dpcsgp.federation.link_trial import benchmark_link
+
+        return benchmark_link(quick, lambda text: typer.echo(text, err=True))
+    return measure(group, quick)
+
+
+def _draw(figure: Path, outcome: Measurements, quick: bool) -> None:
+    if not outcome.curves:
+        from dpcsgp.report.scale_figure import write_scale_figure
+
+        write_scale_figure(figure, [point.as_dict() for point in outcome.scale])
+        return
+    from dpcsgp.federation.link_trial import link_title
+    from dpcsgp.report.link_figure import write_link_figure
+
+    write_link_figure(figure, outcome.curves, *link_title(quick))
 
 
 def _print(outcome: Measurements, figure: Path | None) -> None:
     from rich.console import Console
 
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)  # into a file: no line is broken
-    console.print(_ratio_table(outcome.ratios, console.width))
+    console.print(_ratio_table(outcome.ratios))
     if outcome.scale:
         console.print(_scale_table(outcome))
     if outcome.hotspots:
@@ -90,49 +118,32 @@ def _print(outcome: Measurements, figure: Path | None) -> None:
         console.print(f"figure: {figure}", highlight=False, soft_wrap=True)
 
 
-def _ratio_table(ratios: list[Ratio], width: int = 150) -> Table:
-    """Put one ratio in a row; on a narrow terminal its parts stand under each other."""
+def _ratio_table(ratios: list[Ratio]) -> Table:
+    """Two lines for every ratio: the numbers, and below them against what, and a note."""
+    from rich.markup import escape
     from rich.table import Table
 
-    wide = width >= _WIDE
-    headings = ("", "against", "ratio", "limit", "", "ours", "peer", "wall / cpu")
-    headings = headings if wide else ("", "ratio", "limit", "ours, peer")
-    table = Table(title="ratios: median over rounds, quartiles in brackets", title_justify="left")
-    for heading in headings:
-        justify = "left" if heading in ("", "against") else "right"
-        table.add_column(heading, justify=justify, overflow="fold")
+    table = Table(
+        title="ratios: median over rounds, quartiles in brackets",
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("", "ratio", "limit", "", "ours", "peer"):
+        table.add_column(heading, justify="left" if not heading else "right")
     for ratio in ratios:
-        table.add_row(*(_wide_row(ratio) if wide else _narrow_row(ratio)))
+        limit = "" if ratio.limit is None else f"{'>=' if ratio.at_least else '<='} {ratio.limit:g}"
+        verdict = {None: "", True: "[green]pass[/]", False: "[bold red]FAIL[/]"}[ratio.passed]
+        against = f"against {ratio.peer}" + (f"; {ratio.note}" if ratio.note else "")
+        table.add_row(
+            f"{escape(ratio.name)}\n  [dim]{escape(against)}[/]",
+            f"{ratio.value:.2f}\n({ratio.low:.2f}-{ratio.high:.2f})",
+            limit,
+            verdict,
+            _amount(ratio.ours, ratio.unit),
+            _amount(ratio.peers, ratio.unit),
+        )
     return table
-
-
-def _wide_row(ratio: Ratio) -> tuple[str, ...]:
-    clocks = "" if ratio.value_wall is None else f"{ratio.value_wall:.2f} / {ratio.value_cpu:.2f}"
-    return (
-        f"{ratio.name}\n  [dim]{ratio.note}[/]" if ratio.note else ratio.name,
-        ratio.peer,
-        f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
-        _limit(ratio),
-        _VERDICTS[ratio.passed],
-        _amount(ratio.ours, ratio.unit),
-        _amount(ratio.peers, ratio.unit),
-        clocks,
-    )
-
-
-def _narrow_row(ratio: Ratio) -> tuple[str, ...]:
-    lines = [ratio.name, f"  against {ratio.peer}", f"  [dim]{ratio.note}[/]" if ratio.note else ""]
-    return (
-        "\n".join(line for line in lines if line),
-        f"{ratio.value:.2f}\n({ratio.low:.2f}-{ratio.high:.2f})",
-        f"{_limit(ratio)}\n{_VERDICTS[ratio.passed]}",
-        f"{_amount(ratio.ours, ratio.unit)}\n{_amount(ratio.peers, ratio.unit)}",
-    )
-
-
-def _limit(ratio: Ratio) -> str:
-    sense = "at least" if ratio.at_least else "at most"
-    return "" if ratio.limit is None else f"{sense} {ratio.limit:g}"
 
 
 def _amount(value: float, unit: str) -> str:
@@ -157,8 +168,7 @@ def _profile_table(outcome: Measurements) -> Table:
 
     table = Table(title="profile of one step: time in the function itself", title_justify="left")
     for heading in ("function", "per step", "share", "calls"):
-        justify = "left" if heading == "function" else "right"
-        table.add_column(heading, justify=justify, overflow="fold")
+        table.add_column(heading, justify="left" if heading == "function" else "right")
     for spot in outcome.hotspots:
         seconds, share = _amount(spot.seconds, "s"), f"{100 * spot.share:.1f} %"
         table.add_row(spot.function, seconds, share, f"{spot.calls:.0f}")

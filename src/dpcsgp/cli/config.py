@@ -25,7 +25,11 @@ def new(
 ) -> None:
     """Write a TOML file with every setting, its default and a line that explains it.
 
-    Example: dpcsgp config new my.toml --set task.name=digits
+    Example:
+
+    ```
+    dpcsgp config new my.toml --set task.name=digits
+    ```
     """
     from dpcsgp.config import load_config
     from dpcsgp.records.files import write_atomically

@@ -27,7 +27,11 @@ def list_datasets(
 ) -> None:
     """List the data sets, and whether they are in the cache and undamaged.
 
-    Example: dpcsgp data list
+    Example:
+
+    ```
+    dpcsgp data list
+    ```
     """
     from dpcsgp.tasks.downloads.datasets import cache_folder, dataset_status
 
@@ -55,7 +59,11 @@ def fetch_datasets(
 ) -> None:
     """Fetch data sets into the cache and verify their checksums; good copies are left alone.
 
-    Example: dpcsgp data fetch mnist fashion_mnist
+    Example:
+
+    ```
+    dpcsgp data fetch mnist fashion_mnist
+    ```
     """
     from rich.console import Console
 

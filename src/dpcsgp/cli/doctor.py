@@ -1,4 +1,4 @@
-"""`dpcsgp doctor`: say before a run whether its gossip is healthy, and what a message costs."""
+"""`dpcsgp doctor`: will gossip be healthy, what does a message cost, is this machine fit?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcsgp.cli.options import AsJson, ConfigFile, Settings, as_settings
+from dpcsgp.cli.options import AsJson, RunOrFile, Settings, as_settings, settings_file
 from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Sweep = Annotated[bool, typer.Option("--sweep", help="Table of many compressors 
 
 
 def doctor(
-    config_file: ConfigFile = None,
+    config_file: RunOrFile = None,
     settings: Settings = None,
     graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
@@ -42,19 +42,27 @@ def doctor(
         int | None, typer.Option(help="Coordinates; default: those of the configured model.")
     ] = None,
     sweep: Sweep = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Also show the constants and conditions of the theorem.")
+    ] = False,
     figure: Annotated[
         Path | None, typer.Option(help="Draw radius against mixing rate.", metavar="FILE.png")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Examine graph, compressor and mixing rate. Exit code 1: unhealthy; 2: wrong input.
+    """Will nodes with these settings come to agree, what does a message cost, is this machine fit?
 
-    Examples: the settings of a run; a graph and a compressor; all compressors on a graph:
+    Exit code 1: unhealthy, the models would drift apart or blow up; 2: wrong input.
+
+    Examples: the settings of a run; a graph and a compressor; all compressors on a graph; the
+    conditions of the convergence theorem, which hardly any setting that trains well satisfies:
 
     ```
     dpcsgp doctor my.toml --set compression.spec=rot:1
+    dpcsgp doctor runs/first
     dpcsgp doctor --graph directed_ring --compressor rand:0.5 --mixing-rate 1
     dpcsgp doctor --graph random_digraph --num-nodes 20 --sweep --figure r.png
+    dpcsgp doctor --paper
     ```
     """
     from dpcsgp.config import load_config
@@ -70,8 +78,9 @@ def doctor(
         "compression.spec": compressor,
         "algorithm.mixing_rate": mixing_rate,
     }
-    config = load_config(config_file, [*(settings or []), *as_settings(shortcuts)])
-    dim, examples = _size(config, dim)
+    file = settings_file(config_file)
+    config = load_config(file, [*(settings or []), *as_settings(shortcuts)])
+    dim, examples = _size(config, dim, file.parent if file is not None else Path())
     found = diagnose(config, dim, examples)
     rows = sweep_graph(found.topology, dim) if sweep else []
     if figure is not None:
@@ -79,7 +88,7 @@ def doctor(
     if as_json:
         typer.echo(strict_json({**_answer(found), "sweep": [asdict(row) for row in rows]}))
     else:
-        _print(found, rows, figure)
+        _print(found, rows, figure, paper)
     if not found.healthy:
         raise typer.Exit(1)
 
@@ -95,12 +104,20 @@ def _draw(path: Path, found: Diagnosis) -> None:
     write_radius_figure(path, _title(found.topology, found.dim), *curves)
 
 
-def _size(config: Any, dim: int | None) -> tuple[int, int]:
-    """Return the number of coordinates and of examples per node, from declared shapes."""
+def _size(config: Any, dim: int | None, folder: Path) -> tuple[int, int]:
+    """Return the number of coordinates and of examples per node, from declared shapes.
+
+    Those of a model of one's own are in the folder of its run.
+    """
     from dpcsgp.parameters import ParameterLayout
     from dpcsgp.planning import declared_facts
+    from dpcsgp.runs.facts import OwnFacts
     from dpcsgp.tasks import build_model
 
+    if config.task.name == "own":
+        own = OwnFacts.read(folder)
+        smallest = min(size for size in own.num_examples if size)
+        return own.num_coordinates if dim is None else dim, smallest
     # From the catalogue: no data file is opened.
     facts = declared_facts(config)
     if dim is None:
@@ -163,66 +180,107 @@ def _answer(found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _print(found: Diagnosis, rows: list[SweepRow], figure: Path | None) -> None:
+def _print(found: Diagnosis, rows: list[SweepRow], figure: Path | None, paper: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
+    word, style = ("healthy", "bold green") if found.healthy else ("unhealthy", "bold red")
+    console.print(word, style=style, end=": ")
+    console.print(found.verdict, highlight=False, markup=False, soft_wrap=True)
+    answer = _answer(found)
     table = Table(show_header=False, title=_title(found.topology, found.dim), title_justify="left")
-    for name, value in _lines(_answer(found)).items():
+    for name, value in (_lines(answer) | machine_lines()).items():
         table.add_row(name, value)
     console.print(table)
-    # The theorem's conditions inform; they do not decide.
+    if paper:
+        _print_theory(console, found, answer)
+    if rows:
+        console.print(_sweep_table(rows))
+        console.print(
+            "at 1: the disagreement of the nodes is multiplied by this in every round, with mixing "
+            "rate 1; best rate: what algorithm.mixing_rate = auto takes."
+        )
+    if figure is not None:
+        console.print(f"figure: {figure}", highlight=False, soft_wrap=True)
+
+
+def _print_theory(console: Any, found: Diagnosis, answer: dict[str, Any]) -> None:
+    """Print the paper's constants and conditions, which inform and do not decide."""
+    from rich.table import Table
+
+    constants = Table(show_header=False, title="constants of the paper", title_justify="left")
+    for name, value in _paper_lines(answer).items():
+        constants.add_row(name, value)
+    console.print(constants)
     theory = Table("theory asks", "", "", title="Theorem 1 and Proposition 1", title_justify="left")
     for condition in found.theorem.conditions:
         theory.add_row(condition.name, "yes" if condition.holds else "no", condition.sentence)
     console.print(theory)
-    if rows:
-        console.print(_sweep_table(rows))
-    if figure is not None:
-        console.print(f"figure: {figure}", highlight=False, soft_wrap=True)
-    word, style = ("healthy", "bold green") if found.healthy else ("unhealthy", "bold red")
-    console.print(word, style=style, end=": ")
-    console.print(found.verdict, highlight=False, markup=False, soft_wrap=True)
 
 
 def _lines(a: dict[str, Any]) -> dict[str, str]:
-    """Return the verdict table, line by line."""
-    doubly = "yes" if a["doubly_stochastic"] else "no: push-sum weights correct for it"
+    """Return what was found, line by line, for somebody who has not read the paper."""
     lines = {
-        "strongly connected": f"yes, {a['num_edges']} directed edges",
-        "columns sum to one": "yes",
-        "doubly stochastic": doubly,
+        "links": f"{a['num_edges']}, all one-way; every node is reached from every other",
         "method": f"{a['algorithm']}, compression {a['compressor']}, mixing rate "
         f"{a['mixing_rate']:.4g}",
-        "radius": _number(a["radius"], "no radius exists for this compressor"),
+        "disagreement, per round": "x "
+        + _number(a["radius"], "unknown: no radius exists for this compressor"),
+        "rounds until it is half": _number(a["rounds_to_halve"], "unknown"),
+        "one message": f"{a['bytes_per_round']:,} bytes",
     }
     if (a["noise_of_message"], a["noise_of_average"]) != (1.0, 1.0):
         lines["shared noise"] = (
             f"noise of a message x {a['noise_of_message']:.2f}, "
             f"of the average x {a['noise_of_average']:.2f} of independent noise"
         )
-    # Lines that only error feedback has.
+    # Only error feedback has a rate to advise.
     if a["classification"] is not None:
-        none = "no radius exists"
         advised = (
             "no rate is stable" if math.isnan(a["advised_rate"]) else f"{a['advised_rate']:.4g}"
         )
         cautious = " (cautious, tested only)" if a["classification"] == "no law" else ""
-        lines["radius at mixing rate 1"] = _number(a["radius_at_one"], none)
-        lines["advised mixing rate"] = (
-            f"{advised}{cautious}, radius {_number(a['advised_radius'], none)}"
-        )
-        lines["behaviour"] = a["classification"]
+        lines["advised mixing rate"] = f"{advised}{cautious}"
     if a["spread_that_stays"] > 0:
         lines["spread that stays"] = (
             f"{a['spread_that_stays']:.2g} of the displacement that all nodes share"
         )
+    return lines
+
+
+def machine_lines() -> dict[str, str]:
+    """Return whether this machine is fit: versions, threads, room on the disk."""
+    import os
+    import platform
+    import shutil
+    from importlib.metadata import version
+
+    import torch
+
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    crowded = "; more than cores: set OMP_NUM_THREADS" if threads > cores else ""
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    scarce = "" if free > 1 else "; runs may fail: free some, or use --out elsewhere"
+    return {
+        "installed": f"dpcsgp {version('dpcsgp')}, torch {torch.__version__}, Python "
+        f"{platform.python_version()}",
+        "threads": f"{threads} of torch on {cores} cores{crowded}",
+        "disk": f"{free:.1f} GB free in this folder{scarce}",
+    }
+
+
+def _paper_lines(a: dict[str, Any]) -> dict[str, str]:
+    """Return the paper's constants, line by line."""
+    doubly = "yes" if a["doubly_stochastic"] else "no: push-sum weights correct for it"
+    lines = {"columns sum to one": "yes", "doubly stochastic": doubly}
+    if a["classification"] is not None:
+        lines["radius at mixing rate 1"] = _number(a["radius_at_one"], "no radius exists")
+        lines["radius at the advised rate"] = _number(a["advised_radius"], "no radius exists")
+        lines["behaviour"] = a["classification"]
     return lines | {
-        "rounds to halve disagreement": _number(a["rounds_to_halve"], "unknown"),
         "disagreement, unit noise per round": _number(a["steady_state_disagreement"], "unknown"),
-        "one message": f"{a['bytes_per_round']:,} bytes, frame included "
-        f"({a['paper_bits_per_round']:,} bits by formula)",
+        "one message, by formula": f"{a['paper_bits_per_round']:,} bits",
         "lambda (|lambda_2|)": f"{a['lambda_spectral']:.4g} ({a['second_eigenvalue']:.4g})",
         "C, spectral / Frobenius norm": f"{a['constant_spectral']:.4g} / "
         f"{a['constant_frobenius']:.4g} (lambda {a['lambda_frobenius']:.4g} with the latter)",

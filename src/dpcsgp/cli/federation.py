@@ -1,4 +1,4 @@
-"""`dpcsgp federation new | show | demo`: one roster from a plan and cards, and what it means."""
+"""`dpcsgp federation new | show | amend | demo`: rosters from a plan and cards, what they mean."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpcsgp.cli.exit_codes import CodedGroup
 from dpcsgp.cli.options import AsJson
 from dpcsgp.errors import ConfigError
 from dpcsgp.records.metrics import strict_json
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dpcsgp.federation.roster import Roster
 
 app = typer.Typer(
+    cls=CodedGroup,
     no_args_is_help=True,
     help="Make and read the roster of a federation.",
     rich_markup_mode=None,
@@ -37,7 +39,11 @@ def new(
 ) -> None:
     """Make a roster from a plan and the parties' cards; what cannot work is refused.
 
-    Example: dpcsgp federation new plan.toml cards/*.card.toml --out federation.toml
+    Example:
+
+    ```
+    dpcsgp federation new plan.toml cards/*.card.toml --out federation.toml
+    ```
     """
     from rich.console import Console
 
@@ -60,19 +66,32 @@ def show(
         list[Path],
         typer.Argument(help="One roster, or two to be compared.", metavar="FEDERATION.toml..."),
     ],
+    firewall: Annotated[
+        bool,
+        typer.Option("--firewall", help="Show who calls whom at which port: what IT has to open."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show who takes part, on what terms, and what it costs; or how two rosters differ.
 
     Exit code 1: the two rosters differ.
 
-    Example: dpcsgp federation show federation.toml
+    Example:
+
+    ```
+    dpcsgp federation show federation.toml
+    ```
     """
     from dpcsgp.federation.roster import Roster
 
     if len(roster_files) > 2:
         raise ConfigError(f"{len(roster_files)} rosters: give one, or two to be compared")
+    if firewall and len(roster_files) != 1:
+        raise ConfigError(f"--firewall takes one roster, not {len(roster_files)}")
     rosters = [Roster.load(path) for path in roster_files]
+    if firewall:
+        _show_firewall(rosters[0], as_json)
+        return
     if len(rosters) == 2:
         _compare(rosters[0], rosters[1], as_json)
         return
@@ -88,6 +107,67 @@ def show(
         Console().print(overview(agreement), soft_wrap=True)
 
 
+@app.command("amend")
+def amend(
+    roster_file: Annotated[
+        Path, typer.Argument(help="The version that is in force.", metavar="OLD.toml")
+    ],
+    at_round: Annotated[
+        int, typer.Option(help="Takes effect after so many rounds, counted from the first.")
+    ],
+    out: Annotated[Path, typer.Option(help="The new version.")],
+    leave: Annotated[list[str] | None, typer.Option(help="A party that leaves then.")] = None,
+    gone: Annotated[
+        list[str] | None, typer.Option(help="A party that is not heard any more; nobody waits.")
+    ] = None,
+    join: Annotated[
+        list[Path] | None, typer.Option(help="Card of a new party.", metavar="CARD")
+    ] = None,
+    replace: Annotated[
+        list[Path] | None, typer.Option(help="New card of one that stays.", metavar="CARD")
+    ] = None,
+    rejoin: Annotated[
+        list[str] | None, typer.Option(help="A party that lost its newest ledger.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value; may be repeated.")
+    ] = None,
+    ends: Annotated[str | None, typer.Option(help="Last day; default: as before.")] = None,
+) -> None:
+    """Make the next version of a roster: parties leave, join or come back, settings change.
+
+    Every party of it approves it; ledgers, budgets and models go on.
+
+    Example:
+    dpcsgp federation amend federation.toml --leave west --at-round 30 --out v2.toml
+    """
+    from rich.console import Console
+
+    from dpcsgp.console.federations import difference_lines, overview
+    from dpcsgp.federation.amending import Amendment
+    from dpcsgp.federation.amending import amend as amended
+    from dpcsgp.federation.cards import Card
+    from dpcsgp.federation.differences import differences
+    from dpcsgp.federation.roster import Roster
+
+    old = Roster.load(roster_file)
+    wanted = Amendment(
+        at_round,
+        tuple(leave or ()),
+        tuple(gone or ()),
+        tuple(Card.load(path) for path in join or ()),
+        tuple(Card.load(path) for path in replace or ()),
+        tuple(rejoin or ()),
+        tuple(settings or ()),
+        _day(ends),
+    )
+    agreement = amended(old, wanted)
+    _write_new(out, agreement.roster.text())
+    Console().print(overview(agreement), soft_wrap=True)
+    typer.echo(difference_lines(differences(old, agreement.roster)))
+    typer.echo(f"wrote {out}; give it to every party: dpcsgp party approve {out}")
+
+
 @app.command("demo")
 def demo(
     out: Annotated[
@@ -98,7 +178,11 @@ def demo(
 
     Exit code 0: all ended, and nobody released anything twice.
 
-    Example: dpcsgp federation demo
+    Example:
+
+    ```
+    dpcsgp federation demo
+    ```
     """
     from rich.console import Console
 
@@ -115,6 +199,20 @@ def demo(
     console.print(f"{seconds:.0f} s; everything is in {root}", soft_wrap=True, highlight=False)
     if any(result.faults for result in results):
         raise typer.Exit(1)
+
+
+def _show_firewall(roster: Roster, as_json: bool) -> None:
+    """Print every connection that the roster needs."""
+    from rich.console import Console
+
+    from dpcsgp.console.federations import firewall_table
+    from dpcsgp.federation.firewall import connections
+
+    found = connections(roster)
+    if as_json:
+        typer.echo(strict_json({"connections": [vars(each) for each in found]}))
+    else:
+        Console().print(firewall_table(found), soft_wrap=True)
 
 
 def _compare(first: Roster, second: Roster, as_json: bool) -> None:

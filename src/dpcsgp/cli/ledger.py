@@ -43,7 +43,11 @@ def head(
 ) -> None:
     """Print run, node, number of releases and last checksum of each ledger, after verifying them.
 
-    Example: dpcsgp ledger head runs/first --json > heads.json
+    Example:
+
+    ```
+    dpcsgp ledger head runs/first --json > heads.json
+    ```
     """
     from dpcsgp.privacy.ledger import ledger_heads
 

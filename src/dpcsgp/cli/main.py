@@ -56,6 +56,7 @@ cli.add_typer(data.app, name="data")
 party.app.command("check")(party_watch.check)
 party.app.command("run")(party_run.run)
 party.app.command("status")(party_watch.status)
+party.app.command("dashboard")(party_watch.dashboard)
 cli.add_typer(party.app, name="party")
 cli.add_typer(federation.app, name="federation")
 
@@ -72,6 +73,8 @@ def app() -> None:
         Console(stderr=True, soft_wrap=True).print(
             Text("error: ", style="bold red") + Text(str(error))
         )
+        for note in getattr(error, "__notes__", ()):
+            sys.stderr.write(f"{note}\n")
         sys.exit(error.exit_code)
     # A full or read-only disk, wherever it was met: nothing that was recorded is lost.
     except OSError as error:

@@ -30,6 +30,20 @@ LogFile = Annotated[
 ]
 
 
+RunOrFile = Annotated[
+    Path | None,
+    typer.Argument(
+        help="TOML file, or the results folder of a run; without it the defaults are used.",
+        metavar="[FILE | FOLDER]",
+    ),
+]
+
+
+def settings_file(path: Path | None) -> Path | None:
+    """Return the settings of a results folder, or the file itself."""
+    return path / "config.toml" if path is not None and path.is_dir() else path
+
+
 def as_settings(shortcuts: dict[str, Any]) -> list[str]:
     """Turn the options that were given into `section.key=value`, as `--set` takes them."""
     # Only what was given: a default must not override the file.

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpcsgp.cli.exit_codes import CodedGroup
 from dpcsgp.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpcsgp.federation.cards import Promise
 
 app = typer.Typer(
+    cls=CodedGroup,
     no_args_is_help=True,
     help="Take part in a federation: keys, card and consent of one party.",
     rich_markup_mode=None,
@@ -46,7 +48,11 @@ def new(
 ) -> None:
     """Make keys, certificate and card of a new party. Keys never leave the folder.
 
-    Example: dpcsgp party new hospital-a --address a.example.org:7400
+    Example:
+
+    ```
+    dpcsgp party new hospital-a --address a.example.org:7400
+    ```
     """
     from dpcsgp.federation.cards import check_address
     from dpcsgp.federation.party_folder import PartyFolder
@@ -74,7 +80,11 @@ def card(
 ) -> None:
     """Print this party's card, or change what it promises and sign it anew.
 
-    Example: dpcsgp party card --num-examples 1200 --epsilon 2 --delta 1e-5
+    Example:
+
+    ```
+    dpcsgp party card --num-examples 1200 --epsilon 2 --delta 1e-5
+    ```
     """
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
 
@@ -96,22 +106,32 @@ def approve(
 ) -> None:
     """Show what this party promises and what it costs, ask, and record its consent.
 
-    Example: dpcsgp party approve federation.toml
+    Of an amended roster it shows every field that changed, and what will have been spent.
+
+    Example:
+
+    ```
+    dpcsgp party approve federation.toml
+    ```
     """
     from rich.console import Console
 
-    from dpcsgp.console.federations import own_part
+    from dpcsgp.console.federations import changed_fields, own_part
     from dpcsgp.federation import consent
     from dpcsgp.federation.agreement import examine
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
     from dpcsgp.federation.roster import Roster
+    from dpcsgp.federation.succession import refuse_wrong_history
 
     mine, roster = PartyFolder.open(find_folder(folder)), Roster.load(roster_file)
     # Whose roster this is comes first; then everything is computed anew.
     consent.check_own_card(mine, roster)
+    before = refuse_wrong_history(mine, roster)
     agreement = examine(roster)
     others = [c for c in consent.given_consents(mine) if c.fingerprint != roster.fingerprint]
     Console().print(own_part(agreement, mine.name, others), soft_wrap=True)
+    if before is not None:
+        typer.echo(changed_fields(before, roster))
     typer.echo("Compare these words with the other parties, by telephone or face to face.")
     if not yes:
         typer.confirm(f"Does {mine.name} take part on these terms?", abort=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpcsgp.cli.exit_codes import ExitCode, code_of_ending
 from dpcsgp.cli.options import AsJson, LogFile, Verbose
 from dpcsgp.cli.party import Folder, RosterFile
 from dpcsgp.records.metrics import strict_json
@@ -15,6 +16,9 @@ from dpcsgp.records.metrics import strict_json
 if TYPE_CHECKING:
     from dpcsgp.console.parties import PartyReporter
     from dpcsgp.federation.party_run import PartyRequest
+    from dpcsgp.federation.status_page import PageAddress
+
+_LOG_BYTES = 5_000_000  # a party may run for weeks
 
 Data = Annotated[
     str | None,
@@ -56,6 +60,19 @@ def run(
         float | None,
         typer.Option(help="Seconds of silence of a peer after which to give up; default: never."),
     ] = None,
+    page: Annotated[
+        str | None,
+        typer.Option(
+            help="Show a page and /metrics at this address of this machine; 0: any free port.",
+            metavar="[HOST:]PORT",
+        ),
+    ] = None,
+    page_anyone: Annotated[
+        bool,
+        typer.Option(
+            "--page-anyone", help="Let --page be an address that others reach: it has no log-in."
+        ),
+    ] = False,
     tracker: Annotated[
         list[Tracker] | None,
         typer.Option(help="Show this party's evaluations there too; may be given twice."),
@@ -66,9 +83,14 @@ def run(
 ) -> None:
     """Take part in a federation. After Ctrl-C, a crash or a reboot the same line goes on.
 
-    Exit code 130: stopped, to be continued. 2: refused, nothing was spent. 1: failed.
+    Exit code 0: done, and every receiver has every message. 130: stopped, to be continued. 2:
+    refused, nothing was spent. Others: docs/exit-codes.md.
 
-    Example: dpcsgp party run federation.toml --data data.npz
+    Example:
+
+    ```
+    dpcsgp party run federation.toml --data data.npz --page 8080
+    ```
     """
     from rich.console import Console
 
@@ -76,11 +98,11 @@ def run(
     from dpcsgp.federation.cards import check_address
     from dpcsgp.federation.party_data import OwnExamples
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
-    from dpcsgp.federation.party_run import PartyRequest
+    from dpcsgp.federation.party_request import PartyRequest
     from dpcsgp.federation.roster import Roster
     from dpcsgp.runtime.logs import open_logs
 
-    open_logs(verbose, log_file)
+    open_logs(verbose, log_file, most_bytes=_LOG_BYTES)
     request = PartyRequest(
         PartyFolder.open(find_folder(folder)),
         Roster.load(roster_file),
@@ -90,30 +112,50 @@ def run(
         device,
         seed,
         patience,
+        page=_page_address(page, page_anyone),
         trackers=tuple(each.value for each in tracker or ()),
     )
     summary, code = _taken_part(request, PartyReporter(Console(quiet=as_json)))
     if as_json:
         typer.echo(strict_json(summary))
-    if code:
+    if code is not ExitCode.DONE:
+        typer.echo(code.hint, err=True)
         raise typer.Exit(code)
 
 
-def _taken_part(request: PartyRequest, reporter: PartyReporter) -> tuple[dict[str, Any], int]:
+def _page_address(page: str | None, anyone: bool) -> PageAddress | None:
+    """Read --page; warn where others can look."""
+    from dpcsgp.federation.status_page import PageAddress
+
+    if page is None:
+        return None
+    address = PageAddress.parse(page, anyone)
+    if not address.is_local:
+        typer.echo(
+            f"warning: whoever reaches {address.host} can look at the page, without a log-in or "
+            "TLS; it shows public facts only, and cannot change anything",
+            err=True,
+        )
+    return address
+
+
+def _taken_part(request: PartyRequest, reporter: PartyReporter) -> tuple[dict[str, Any], ExitCode]:
     """Run a party, or show how it ended; return the summary and the exit code."""
+    from dpcsgp.federation.party_request import as_leaver
     from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
     from dpcsgp.federation.run_place import finished_summary
     from dpcsgp.runtime.session import Hooks
 
     hooks = Hooks(reporter=reporter, write_page=True)
     # Refused before a folder is made; then the run goes on where an earlier start left it.
+    request = as_leaver(request)
     prepared, results = prepare_party(request, hooks), results_folder(request)
-    if summary := finished_summary(results):
+    if summary := finished_summary(results, request.roster):
         reporter.outcome(summary, results.path, None)
-        return summary, 0
+        return summary, ExitCode.DONE
     try:
         outcome = run_party(prepared, results, hooks)
     except KeyboardInterrupt:
         typer.echo("stopped at once; the same line goes on from the last checkpoint", err=True)
-        raise typer.Exit(130) from None
-    return outcome.summary, outcome.progress.ending.exit_code
+        raise typer.Exit(ExitCode.STOPPED) from None
+    return outcome.summary, code_of_ending(outcome.progress.ending, outcome.summary["handed_over"])

@@ -1,4 +1,4 @@
-"""`dpcsgp party check | status`: is this party ready, and how is it doing?"""
+"""`dpcsgp party check | status | dashboard`: is this party ready, and how is it doing?"""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from dpcsgp.cli.options import AsJson
 from dpcsgp.cli.party import Folder, RosterFile
 from dpcsgp.cli.party_run import Data, Target
+from dpcsgp.errors import ConfigError
 from dpcsgp.records.metrics import strict_json
 
 
@@ -29,7 +30,11 @@ def check(
 
     A peer answers while its `party run` is up. Nothing is spent. Exit code 1: something failed.
 
-    Example: dpcsgp party check federation.toml --data data.npz
+    Example:
+
+    ```
+    dpcsgp party check federation.toml --data data.npz
+    ```
     """
     from dpcsgp.federation.cards import check_address
     from dpcsgp.federation.party_check import check_party
@@ -67,9 +72,13 @@ def status(
 ) -> None:
     """Show round, eps, bytes, peers and who is waited for: public facts, read from a file.
 
-    Exit code 1: the party is not running, and its run has not ended.
+    Exit code 1: the party is not running, and its run has not ended as planned.
 
-    Example: dpcsgp party status --watch
+    Example:
+
+    ```
+    dpcsgp party status --watch
+    ```
     """
     from rich.console import Console
     from rich.live import Live
@@ -96,3 +105,18 @@ def status(
                 live.update(status_view(found))
     if not found["running"] and found["phase"] != "ended":
         raise typer.Exit(1)
+
+
+def dashboard(
+    out: Annotated[Path, typer.Option(help="The new file.")] = Path("dpcsgp-dashboard.json"),
+) -> None:
+    """Write a Grafana dashboard for the metrics of `party run --page`.
+
+    Example: dpcsgp party dashboard --out dashboard.json
+    """
+    from importlib.resources import files
+
+    if out.exists():
+        raise ConfigError(f"--out {out}: it exists already; choose another name")
+    out.write_bytes(files("dpcsgp").joinpath("federation/page/dashboard.json").read_bytes())
+    typer.echo(f"wrote {out}; in Grafana: Dashboards, New, Import")

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpcsgp.cli.options import AsJson, Settings, as_settings
+from dpcsgp.cli.options import AsJson, RunOrFile, Settings, as_settings, settings_file
+from dpcsgp.cli.own_plan import (
+    is_own_model,
+    one_number,
+    plan_own_model,
+    refuse_limits,
+    write_settings,
+)
 from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
@@ -27,8 +34,12 @@ Out = Annotated[
     Path | None, typer.Option(help="Write the chosen settings here.", metavar="FILE.toml")
 ]
 NumExamples = Annotated[
-    int | None,
-    typer.Option(help="Declared examples per node; default: an even share of the published ones."),
+    str | None,
+    typer.Option(
+        help="Declared examples per node, or for a model of your own one number per node: "
+        "60,80,90. Default: an even share of the published ones.",
+        metavar="NUMBERS",
+    ),
 ]
 Megabytes = Annotated[float | None, typer.Option(help="Most megabytes (10^6 bytes) over one edge.")]
 Minutes = Annotated[
@@ -37,12 +48,15 @@ Minutes = Annotated[
 
 
 def plan(
-    config_file: Annotated[
-        Path | None, typer.Argument(help="TOML file to start from; default: the demo's.")
-    ] = None,
+    config_file: RunOrFile = None,
     settings: Settings = None,
     task: Annotated[str | None, typer.Option(help="Same as task.name.")] = None,
-    model: Annotated[str | None, typer.Option(help="Same as task.model.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Same as task.model, or module:function that builds a model of your own."
+        ),
+    ] = None,
     features: Features = None,
     graph: Annotated[str | None, typer.Option(help="Same as graph.name.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Same as graph.num_nodes.")] = None,
@@ -54,22 +68,37 @@ def plan(
     num_examples: NumExamples = None,
     max_megabytes: Megabytes = None,
     max_minutes: Minutes = None,
+    loss: Annotated[
+        str, typer.Option(help="Of a model of your own: cross_entropy or mse.")
+    ] = "cross_entropy",
+    input_shape: Annotated[
+        str | None,
+        typer.Option(help="Of one input of your own model: 3,32,32.", metavar="NUMBERS"),
+    ] = None,
     out: Out = None,
     top: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Try batch sizes, steps and ways of exchanging; show what each costs and choose one.
+    """Choose settings before any data are opened, and say what a run with them costs.
 
-    Only shapes and declared sizes are used. Smaller shortfall is better; docs/stability.md states
-    the model behind it.
+    For the built-in data sets many batch sizes, steps and ways of exchanging are tried. For a model
+    of your own (--model module:function, found from this folder) the settings follow from shapes,
+    the nodes' declared sizes and the budget, as in dpcsgp.train. docs/stability.md and
+    docs/own-data.md state the rules.
 
-    Examples: plan within limits, then train as planned; show other plans as JSON:
+    Examples: plan within limits, then train as planned:
 
     ```
-    dpcsgp plan --epsilon 0.5 --max-megabytes 1 --max-minutes 5 --out plan.toml
+    dpcsgp plan --epsilon 0.5 --max-megabytes 1 --out plan.toml
     dpcsgp run plan.toml
     dpcsgp plan --epsilon 0.2 --max-colluders 3 --max-megabytes 1.3
     dpcsgp plan --task digits --num-nodes 4 --epsilon 4 --model mlp:16 --json
+    ```
+
+    A model of your own, four nodes:
+
+    ```
+    dpcsgp plan --model my_model:build --num-examples 60,80,90,100 --epsilon 2
     ```
     """
     from rich.console import Console
@@ -77,9 +106,10 @@ def plan(
     from dpcsgp.config import load_config
     from dpcsgp.planning import Limits
 
+    own = model is not None and is_own_model(model)
     shortcuts = {
         "task.name": task,
-        "task.model": model,
+        "task.model": None if own else model,
         "task.features": features,
         "graph.name": graph,
         "graph.num_nodes": num_nodes,
@@ -87,14 +117,19 @@ def plan(
         "privacy.delta": delta,
         "privacy.max_colluders": max_colluders,
     }
-    config = load_config(config_file, [*(settings or []), *as_settings(shortcuts)])
+    changes, config_file = [*(settings or []), *as_settings(shortcuts)], settings_file(config_file)
+    if model is not None and own:
+        refuse_limits(task, features, max_megabytes, max_minutes)
+        plan_own_model(model, num_examples, config_file, changes, loss, input_shape, out, as_json)
+        return
+    config = load_config(config_file, changes)
     # what the caller has decided is not varied; a file decides about the features
     decided = {setting.partition("=")[0].strip() for setting in settings or []}
     decided |= {key for key, value in shortcuts.items() if value is not None}
     decided |= {"task.features"} if config_file else set()
     console, limits = Console(quiet=as_json), Limits(max_megabytes, max_minutes)
     with console.status("planning") as status:
-        found = _search(config, num_examples, limits, status.update, decided)
+        found = _search(config, one_number(num_examples), limits, status.update, decided)
     if out is not None:
         write_plan(out, found.chosen)
     if as_json:
@@ -121,18 +156,8 @@ def _search(
 
 def write_plan(path: Path, row: Row) -> None:
     """Write the settings of one row as TOML that `dpcsgp run` accepts."""
-    from dpcsgp.config import to_toml
-    from dpcsgp.errors import ConfigError
-    from dpcsgp.records.files import write_atomically
-
     cost = f"{row.bytes_per_edge:,} bytes per edge, about {row.seconds:.0f} s in one process"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, f"# dpcsgp plan: {cost}\n{to_toml(row.config)}".encode())
-    except OSError as error:
-        raise ConfigError(
-            f"--out {path} cannot be written: {error.strerror}; choose another file"
-        ) from None
+    write_settings(path, row.config, cost)
 
 
 def _shown(found: Plan, top: int) -> list[Row]:
@@ -188,6 +213,28 @@ def _inputs(row: Row) -> str:
 
 
 def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
+    chosen = found.chosen
+    console.print(_choice(chosen), highlight=False, soft_wrap=True)
+    console.print(_table(found, top))
+    names = [row.exchange for row in _shown(found, top)]
+    for line in _legend(names, len(found.rows), found.num_tried):
+        console.print(line, highlight=False, markup=False, emoji=False)
+    if out is not None:
+        console.print(f"settings: {out}    next: dpcsgp run {out}", highlight=False, soft_wrap=True)
+
+
+def _choice(row: Row) -> str:
+    """Say what was chosen and what it costs."""
+    settings = row.config.algorithm
+    return (
+        f"chosen: {row.exchange}, {settings.steps} steps with batches of {row.batch_size}, "
+        f"learning rate {settings.learning_rate:g}\n"
+        f"it costs {row.bytes_per_edge / 1e6:.3g} MB per edge, about {row.seconds / 60:.1f} min "
+        f"and {row.memory_bytes / 1e9:.2g} GB, all nodes in one process"
+    )
+
+
+def _table(found: Plan, top: int) -> Any:
     from rich.table import Table
 
     privacy = found.chosen.config.privacy
@@ -195,8 +242,7 @@ def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("", "exchange", "features"):
         table.add_column(name, no_wrap=True)
-    costs = ("noise\nmult.", "noise\n/ref.", "short-\nfall", "MB per\nedge", "GB", "min")
-    for name in ("steps", "batch", "rate", *costs):
+    for name in ("steps", "batch", "rate", "noise", "shortfall", "MB/edge", "GB", "min"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in _shown(found, top):
         sign = ("->" if row is found.chosen else "  ") + ("*" if row.on_front else "")
@@ -209,19 +255,35 @@ def _print(console: Any, found: Plan, top: int, out: Path | None) -> None:
             str(row.batch_size),
             f"{outlook.learning_rate:g}",
             f"{outlook.noise_multiplier:.3g}",
-            f"{outlook.noise_to_reference:.2f}",
             f"{outlook.shortfall:.4f}",
             f"{row.bytes_per_edge / 1e6:.3f}",
             f"{row.memory_bytes / 1e9:.2f}",
             f"{row.seconds / 60:.1f}",
             style="bold" if row is found.chosen else "",
         )
-    console.print(table)
-    console.print(
-        f"{len(found.rows)} of {found.num_tried} plans are within the limits; -> is chosen. "
-        "*: no other plan is as good in shortfall, bytes and time. "
-        "noise/ref.: noise of the averaged model per coordinate over the distance to walk.",
-        soft_wrap=True,
-    )
-    if out is not None:
-        console.print(f"settings: {out}    next: dpcsgp run {out}", highlight=False, soft_wrap=True)
+    return table
+
+
+def _legend(names: Sequence[str], num_rows: int, num_tried: int) -> list[str]:
+    """Explain the columns, and of the ways of exchanging those that are shown."""
+    marks = "".join(names)
+    ways = {
+        "rot:": "rot:b: b bits a coordinate, after a random rotation",
+        "gsgd:": "gsgd:b/k: b bits a coordinate, one scale for k of them",
+        "rand:": "rand:p: a random share p of the coordinates",
+        "none": "none: messages as they are",
+        "q-block:": "q-block:k: one of k blocks of coordinates a round, in 8 bits",
+        " /": "/3: an exchange in every third step only",
+        "end ": "end: an exchange after the last step only",
+        "local": "local: nothing is sent",
+    }
+    if any(name.startswith("block:") for name in names):
+        ways = {"block:": "block:k: one of k blocks of coordinates a round, exactly", **ways}
+    return [
+        f"{num_rows} of {num_tried} plans are within the limits; -> is chosen.",
+        "*: no other plan is as good in shortfall, bytes and time.",
+        "noise: standard deviation on the sum of a batch, in clip norms.",
+        "shortfall: how far noise and few steps are expected to keep the model from "
+        "its best; smaller is better, and only differences within this table mean something.",
+        *(text for mark, text in ways.items() if mark in marks),
+    ]

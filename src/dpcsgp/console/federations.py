@@ -12,8 +12,11 @@ from rich.text import Text
 
 from dpcsgp.federation.agreement import Agreement, PartyCost
 from dpcsgp.federation.consent import Consent
-from dpcsgp.federation.differences import Difference
+from dpcsgp.federation.differences import Difference, differences
+from dpcsgp.federation.firewall import Connection
+from dpcsgp.federation.history import changes_of_parties
 from dpcsgp.federation.roster import Roster
+from dpcsgp.federation.words import as_words
 
 
 def overview(agreement: Agreement) -> Group:
@@ -21,17 +24,31 @@ def overview(agreement: Agreement) -> Group:
     return Group(
         _facts("the federation", _shared(agreement)),
         _parties(agreement),
+        *_history(agreement.roster),
         _verdict(agreement),
         fingerprint(agreement.roster),
     )
 
 
+def firewall_table(connections: Sequence[Connection]) -> Group:
+    """Show which connections a roster needs, one row each."""
+    title = "connections to let through (TCP with TLS, open for the whole run)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("from", "to", "host", "port", "what the caller does"):
+        table.add_column(name, overflow="fold")
+    for each in connections:
+        row = (each.caller, each.called, each.host, f"{each.port}", each.carries)
+        table.add_row(*map(escape, row))
+    return Group(table, Text("Answers come back on the same connection; nothing else is needed."))
+
+
 def own_part(agreement: Agreement, name: str, others: Sequence[Consent]) -> Group:
     """Show one party what it promises, what it costs, and who hears it."""
-    cost = agreement.costs[agreement.roster.node_of(name)]
+    node = agreement.roster.node_of(name)
+    cost = agreement.costs[node]
     parts: list[RenderableType] = [
         _facts("the federation", _shared(agreement)),
-        _facts(f"what {name} promises, and what it costs", _promise(agreement, cost)),
+        _facts(f"what {name} promises, and what it costs", _promise(agreement, cost, node)),
         _verdict(agreement),
     ]
     if others:
@@ -43,6 +60,13 @@ def own_part(agreement: Agreement, name: str, others: Sequence[Consent]) -> Grou
             )
         )
     return Group(*parts, fingerprint(agreement.roster))
+
+
+def changed_fields(before: Roster, after: Roster) -> str:
+    """Say what an amended roster changes, one field per line."""
+    found = [str(each) for each in differences(before, after)]
+    head = f"{len(found)} fields change from version {before.version} (before / after):"
+    return "\n".join([head, *found])
 
 
 def fingerprint(roster: Roster) -> Text:
@@ -74,11 +98,37 @@ def _shared(agreement: Agreement) -> dict[str, str]:
         "task": f"{config.task.name}: inputs {shape}, {roster.data.num_classes} classes",
         "model": f"{config.task.model}, {agreement.design.dim:,} coordinates",
         "method": f"{algorithm.name}, compression {config.compression.spec}, "
-        f"{algorithm.steps} steps + {algorithm.polish_rounds} polish rounds",
+        f"{algorithm.steps} steps + {algorithm.polish_rounds} polish rounds"
+        + (f", from step {roster.earlier.steps} on" if roster.history else ""),
         "graph": f"{roster.topology.name}, {len(roster.parties)} parties, "
         f"{len(roster.edges)} edges",
         "traffic": f"{_size(agreement.bytes_per_edge)} per edge for the whole run",
     }
+
+
+def _history(roster: Roster) -> list[Table]:
+    """Show when the versions took effect, and who left and joined; nothing for a first version."""
+    if not roster.history:
+        return []
+    title = "versions"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("version", "from round", "left", "joined", "ledger lost", "fingerprint"):
+        table.add_column(name, overflow="fold")
+    table.add_row("1", "0", "", "", "", as_words(roster.history[0].fingerprint))
+    names = [*(each.parties for each in roster.history), [card.name for card in roster.parties]]
+    prints = [*(each.fingerprint for each in roster.history), roster.fingerprint]
+    for place, chapter in enumerate(roster.history, start=1):
+        moves = changes_of_parties(names[place - 1], names[place])
+        cut = " (cut off)" if chapter.cut else ""
+        table.add_row(
+            f"{place + 1}",
+            f"{chapter.rounds}{cut}",
+            ", ".join(moves["left"]),
+            ", ".join(moves["joined"]),
+            ", ".join(chapter.restored),
+            as_words(prints[place]),
+        )
+    return [table]
 
 
 def _parties(agreement: Agreement) -> Table:
@@ -99,14 +149,17 @@ def _parties(agreement: Agreement) -> Table:
     return table
 
 
-def _promise(agreement: Agreement, cost: PartyCost) -> dict[str, str]:
-    config = agreement.roster.config
+def _promise(agreement: Agreement, cost: PartyCost, node: int) -> dict[str, str]:
+    config, before = agreement.roster.config, agreement.roster.earlier
+    made = sum(count for _, count in before.releases[node]) if before.releases else 0
+    spent = {"spent by then": f"at most eps {cost.epsilon_before:.4g} in {made} releases"}
     return {
         "promise": f"eps {cost.epsilon:g}, delta {cost.delta:g} for {cost.num_examples} "
         "declared examples",
+        **(spent if made else {}),
         "spent by the plan": f"verified eps {cost.epsilon_of_plan:.4g} in "
-        f"{config.algorithm.steps} releases",
-        "holds": _trust(config.privacy.max_colluders),
+        f"{config.algorithm.steps - before.steps + made} releases",
+        "holds": _trust(config.privacy.max_colluders, cost.epsilon_all_collude),
         "noise": f"multiplier {cost.noise_multiplier:.4g}, expected batch "
         f"{cost.expected_batch_size}, clip norm {config.privacy.clip_norm:g}",
         "heard directly by": ", ".join(cost.heard_by),
@@ -118,10 +171,13 @@ def _promise(agreement: Agreement, cost: PartyCost) -> dict[str, str]:
     }
 
 
-def _trust(colluders: str | int) -> str:
+def _trust(colluders: str | int, epsilon_all_collude: float) -> str:
     if colluders == "all":
         return "even if all others tell each other everything"
-    return f"as long as at most {colluders} of the others tell each other what they know"
+    return (
+        f"as long as at most {colluders} of the others tell each other what they know; "
+        f"eps {epsilon_all_collude:.4g} if all of them do"
+    )
 
 
 def _verdict(agreement: Agreement) -> Text:

@@ -49,8 +49,13 @@ class PartyReporter:
         parts = [Contribution(**entry) for entry in summary["contributions"]]
         self._console.print(contribution_table(summary["party"], parts))
         if not summary["handed_over"]:
+            rounds = f"{summary['rounds']} of {summary['rounds_planned']}"
             self._console.print(
-                "not finished: the same line again goes on where this start ended", style="yellow"
+                f"not finished: this is the model after round {rounds}, not the result of the "
+                "federation. The same line again goes on where this start ended",
+                style="yellow",
+                soft_wrap=True,
+                highlight=False,
             )
 
 
@@ -70,7 +75,7 @@ def status_view(found: Mapping[str, Any]) -> Group:
     """Show the status of a party: its own figures, its peers, the last log lines."""
     parts: list[RenderableType] = [_figures(found), _peers(found["peers"], found["updated"])]
     troubles = [f"{peer['name']}: {peer['problem']}" for peer in found["peers"] if peer["problem"]]
-    if troubles:
+    if troubles and found["phase"] != "ended":  # then others may leave
         parts.append(Text("\n".join(troubles), style="yellow"))
     if found["log"]:
         parts.append(Text("\n".join(found["log"][-5:]), style="dim"))
@@ -91,13 +96,19 @@ def _figure_rows(found: Mapping[str, Any]) -> dict[str, str]:
     rows = {
         "state": state,
         "round": f"{found['round']} of {found['rounds']}",
-        "step": f"{found['step']} of {found['steps']}",
+        "step": f"{found['step']} of {found['steps']}, {found['releases']} releases",
         "eps": f"{float(found['epsilon']):.4f} of {found['epsilon_budget']:g} "
         f"(delta {found['delta']:g})",
         "sent per edge": f"{found['bytes_per_edge'] / 1e6:.3f} MB",
     }
+    if (colluders := found.get("max_colluders", "all")) != "all":
+        rows["eps holds against"] = f"all messages together with any {colluders} other parties"
     if found["metric"]:
-        rows[found["metric"]] = f"{found['score']:.4g} on its test data"
+        scored = f"{float(found['score']):.4g} on its public test data"
+        rows[found["metric"]] = f"{scored} (step {found['scored_at']})"
+    rows["spent waiting"] = f"{100 * found['waiting_share']:.0f} % of this start"
+    if found["page"] and found["running"]:
+        rows["page"] = found["page"]
     if found["waiting_for"]:
         waited = f"for {found['waiting_seconds']:.0f} s"
         rows["waiting for"] = f"{', '.join(found['waiting_for'])}, {waited}"
@@ -107,7 +118,7 @@ def _figure_rows(found: Mapping[str, Any]) -> dict[str, str]:
 def _peers(peers: Sequence[Mapping[str, Any]], now: float) -> Table:
     """One row per neighbour."""
     table = Table(title="peers", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for name in ("party", "connected", "last heard", "lag", "in", "out"):
+    for name in ("party", "connected", "last heard", "lag", "in", "out", "edges"):
         table.add_column(name, overflow="fold")
     for peer in peers:
         heard = peer["last_heard"]
@@ -118,8 +129,15 @@ def _peers(peers: Sequence[Mapping[str, Any]], now: float) -> Table:
             f"{peer['lag']} rounds",
             f"{peer['bytes_in'] / 1e3:.1f} kB",
             f"{peer['bytes_out'] / 1e3:.1f} kB",
+            _edges(peer),
         )
     return table
+
+
+def _edges(peer: Mapping[str, Any]) -> str:
+    if peer["sends"] and peer["hears"]:
+        return "both ways"
+    return "is heard" if peer["sends"] else "hears"
 
 
 def _ago(seconds: float) -> str:

@@ -19,7 +19,8 @@ from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.federation.roster import DataShape, Roster
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.planning.diagnosis import Diagnosis, diagnose
-from dpcsgp.privacy import GaussianMechanism, composed_epsilon
+from dpcsgp.privacy import GaussianMechanism, ReleaseEvent, composed_epsilon
+from dpcsgp.privacy.accounting import epsilon_against
 from dpcsgp.randomness import torch_seed
 from dpcsgp.runs.design import ALLOW_DIVERGENCE, RunDesign, build_mechanism, design_run
 from dpcsgp.runs.facts import declared_facts
@@ -29,6 +30,7 @@ from dpcsgp.tasks import build_model
 MOST_COORDINATES: Final = 5 * 10**8  # 2 GB of float32
 _LONGEST_SPEC: Final = 200  # characters of task.model
 OWN_MODEL: Final = "own:"  # begins the description of a model that is not the package's
+MODEL_BYTES: Final = 4  # of one coordinate of a model that is handed over
 _ROUNDING: Final = 1e-9  # relative
 
 
@@ -42,7 +44,9 @@ class PartyCost:
     num_examples: int
     epsilon: float
     delta: float
-    epsilon_of_plan: float  # verified, for all steps; at most epsilon
+    epsilon_of_plan: float  # verified, for all steps of all versions; at most epsilon
+    epsilon_all_collude: float  # the same if all others tell all they know
+    epsilon_before: float  # of earlier versions alone
     noise_multiplier: float
     expected_batch_size: int
     heard_by: tuple[str, ...]
@@ -70,8 +74,8 @@ class Agreement:
 
     @property
     def bytes_per_edge(self) -> int:
-        """Bytes that the complete run puts on one edge."""
-        return self.design.bytes_per_edge()
+        """Bytes that all rounds of this version put on one edge."""
+        return self.design.bytes_per_edge() + handed_over_bytes(self.roster, self.design)
 
     def answer(self) -> dict[str, Any]:
         """Return all findings under the names that `--json` prints."""
@@ -94,6 +98,7 @@ class Agreement:
             "polish_rounds": algorithm.polish_rounds,
             "graph": roster.topology.name,
             "edges": roster.content()["edges"],
+            "history": [each.content() for each in roster.history],
             "bytes_per_edge": self.bytes_per_edge,
             "healthy": self.doctor.healthy,
             "verdict": self.doctor.verdict,
@@ -138,6 +143,11 @@ def examine(roster: Roster, model: nn.Module | None = None) -> Agreement:
     return Agreement(roster, design, doctor, costs)
 
 
+def handed_over_bytes(roster: Roster, design: RunDesign) -> int:
+    """Return the size of a model that everybody hands over before the first round; 0: nobody."""
+    return MODEL_BYTES * design.dim if roster.newcomers else 0
+
+
 def declared_shape(config: Config) -> DataShape:
     """Return the shape of a built-in data set, features applied."""
     facts = declared_facts(config, num_examples=1)
@@ -146,7 +156,13 @@ def declared_shape(config: Config) -> DataShape:
 
 def _design(roster: Roster, module: nn.Module) -> RunDesign:
     try:
-        return design_run(roster.config, roster.facts, module=module, topology=roster.topology)
+        return design_run(
+            roster.config,
+            roster.facts,
+            module=module,
+            topology=roster.topology,
+            earlier=roster.earlier,
+        )
     except UnstableError as error:
         # One party alone cannot allow divergence to all.
         raise UnstableError(str(error).removesuffix(ALLOW_DIVERGENCE)) from None
@@ -221,10 +237,9 @@ def _cost_of_plan(roster: Roster, node: int, mechanism: GaussianMechanism | None
     sizes = roster.facts.num_examples
     # Nodes without examples are not calibrated.
     alone = tuple(size if other == node else 0 for other, size in enumerate(sizes))
-    steps = config.algorithm.steps + config.privacy.replay_reserve
     try:
-        event = (mechanism or build_mechanism(config, alone)).event(node)
-        spent = composed_epsilon([(event, steps)], card.promised.delta)
+        event = (mechanism or build_mechanism(config, alone, roster.earlier)).event(node)
+        spent = composed_epsilon(_releases(roster, node, event), card.promised.delta)
     except (ConfigError, OverflowError) as error:
         raise ConfigError(f"party {card.name}: {error}") from None
     if spent > card.promised.epsilon * (1 + _ROUNDING):
@@ -236,9 +251,18 @@ def _cost_of_plan(roster: Roster, node: int, mechanism: GaussianMechanism | None
     return spent
 
 
+def _releases(roster: Roster, node: int, event: ReleaseEvent) -> list[tuple[ReleaseEvent, int]]:
+    """Return the releases that a party's promise has to pay for, of earlier versions too."""
+    before, config = roster.earlier, roster.config
+    made = before.releases[node] if before.releases else ()
+    return [*made, (event, config.algorithm.steps - before.steps + config.privacy.replay_reserve)]
+
+
 def _cost(roster: Roster, design: RunDesign, node: int, epsilon: float) -> PartyCost:
     """Put together what one party promises and sends."""
     card, mechanism = roster.parties[node], design.mechanism
+    before = roster.earlier.releases
+    bytes_per_edge = design.bytes_per_edge() + handed_over_bytes(roster, design)
     receivers, senders = (
         tuple(roster.parties[other].name for other in neighbours if other != node)
         for neighbours in (
@@ -251,10 +275,14 @@ def _cost(roster: Roster, design: RunDesign, node: int, epsilon: float) -> Party
         address=card.address,
         **vars(card.promised),
         epsilon_of_plan=epsilon,
+        epsilon_all_collude=epsilon_against(
+            _releases(roster, node, mechanism.event(node)), card.promised.delta, "all"
+        ),
+        epsilon_before=composed_epsilon(before[node] if before else (), card.promised.delta),
         noise_multiplier=mechanism.noise_multipliers[node],
         expected_batch_size=mechanism.expected_batch_sizes[node],
         heard_by=receivers,
         hears=senders,
-        bytes_sent=len(receivers) * design.bytes_per_edge(),
-        bytes_received=len(senders) * design.bytes_per_edge(),
+        bytes_sent=len(receivers) * bytes_per_edge,
+        bytes_received=len(senders) * bytes_per_edge,
     )

@@ -42,13 +42,25 @@ class Contribution:
         return f"{self.first_round} to {self.last_round} of {self.rounds}"
 
 
-def contributions(roster: Roster, node: int, done: int, planned: int) -> list[Contribution]:
-    """Return everybody's part in the model of a node that has made `done` rounds of `planned`."""
+def contributions(
+    roster: Roster, node: int, done: int, planned: int, first: int = 0
+) -> list[Contribution]:
+    """Return everybody's part in the model of a node that has made `done` rounds of `planned`.
+
+    `first` is the round with which this version of the roster began.
+    """
     distance = distances(roster.topology, node)
+    heard = {other: done - max(away, 1) for other, away in distance.items()}
     return [
-        Contribution(card.name, other, away, 0, max(done - max(away, 1), -1), planned)
+        Contribution(
+            card.name,
+            other,
+            distance[other],
+            first,
+            heard[other] if heard[other] >= first else -1,
+            planned,
+        )
         for other, card in enumerate(roster.parties)
-        for away in [distance[other]]
     ]
 
 

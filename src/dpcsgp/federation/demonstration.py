@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,21 +98,43 @@ def demonstrate(root: Path, show: Show, say: Callable[[str], None]) -> list[Demo
     return results
 
 
-def found_locally(root: Path) -> Roster:
-    """Make the parties' folders, the roster, and everybody's consent."""
-    addresses = _free_addresses(len(NAMES))
+def found_locally(
+    root: Path,
+    names: Sequence[str] = NAMES,
+    plan: Mapping[str, Any] = PLAN,
+    promise: Promise = PROMISE,
+    addresses: Sequence[str] = (),
+) -> Roster:
+    """Make the parties' folders, the roster, and everybody's consent; addresses of this machine."""
+    addresses = addresses or free_addresses(len(names))
     parties = [
-        PartyFolder.create(root / name, name, address, PROMISE)
-        for name, address in zip(NAMES, addresses, strict=True)
+        PartyFolder.create(root / name, name, address, promise)
+        for name, address in zip(names, addresses, strict=True)
     ]
-    roster = found(Plan(PLAN, None), [party.card for party in parties]).roster
+    roster = found(Plan(dict(plan), None), [party.card for party in parties]).roster
     (root / "federation.toml").write_text(roster.text(), encoding="utf-8")
     for party in parties:
         approve(party, roster)
     return roster
 
 
-def _free_addresses(count: int) -> list[str]:
+def start_party(root: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
+    """Type the line that a party types; what it says goes to ROOT/NAME.log."""
+    line = [sys.executable, "-m", "dpcsgp", "party", "run", "federation.toml", "--folder", name]
+    # Several parties share the cores of this machine.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with open(root / f"{name}.log", "ab") as log:
+        return subprocess.Popen(
+            [*line, *words],
+            cwd=root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def free_addresses(count: int) -> list[str]:
     """Return loopback addresses whose ports are free now."""
     with ExitStack() as stack:
         open_ = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
@@ -130,19 +152,8 @@ class _Demo:
     deadline: float = field(default_factory=lambda: time.monotonic() + _LONGEST)
 
     def start(self, name: str) -> None:
-        """Type the line that a party types."""
-        words = ["party", "run", "federation.toml", "--folder", name]
-        # Five parties share the cores of this machine.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with open(self.root / f"{name}.log", "ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "dpcsgp", *words],
-                cwd=self.root,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        """Start a party."""
+        self.processes[name] = start_party(self.root, name)
 
     def kill(self, name: str) -> None:
         """End a party without a warning."""

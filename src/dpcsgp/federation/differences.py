@@ -42,8 +42,14 @@ def _flat(roster: Roster) -> dict[str, Any]:
     """Return all that is agreed on as field -> value."""
     content = roster.content()
     parties, edges = content.pop("parties"), content.pop("edges")
+    history = content.pop("history", [])
     return {
         **dict(_leaves(content)),
+        **{
+            f"history of version {place}, {key}": value
+            for place, chapter in enumerate(history, start=1)
+            for key, value in chapter.items()
+        },
         "order of parties": [party["name"] for party in parties],
         **{f"edge {sender} -> {receiver}": "there" for sender, receiver in edges},
         **{

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from dpcsgp.errors import JournalError, WireError
+from dpcsgp.errors import DiskError, JournalError, WireError
 
 CHAIN_BYTES: Final = 32
 _HEAD = struct.Struct(f"<4sQQ{CHAIN_BYTES}s{CHAIN_BYTES}s")
@@ -131,7 +131,7 @@ class FrameLog:
         except OSError as error:
             # After a failed sync nobody knows what is on the disk.
             self._broken = f"{self._folder}: the disk failed ({error.strerror})"
-            raise JournalError(self._broken) from error
+            raise DiskError(self._broken) from error
         finally:
             os.close(descriptor)
         with self._lock:
@@ -219,15 +219,15 @@ class FrameLog:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         _sync(self._folder)
 
-    def _refusal(self, round_: int, error: OSError) -> JournalError:
-        return JournalError(
+    def _refusal(self, round_: int, error: OSError) -> DiskError:
+        return DiskError(
             f"{self._folder}: round {round_} cannot be written ({error.strerror}); free space "
             "and start again, nothing was lost"
         )
 
     def _refuse_if_broken(self) -> None:
         if self._broken:
-            raise JournalError(self._broken)
+            raise DiskError(self._broken)
 
     def _recover(self) -> None:
         """Read all files; cut off what was half written at the end of the last."""

@@ -29,6 +29,9 @@ from dpcsgp.federation.files import canonical
 # A name is also the name in the certificate, so it has the form of one label of a host name.
 NAME_PATTERN: Final = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 NAME_EXPECTED: Final = "1 to 63 lower-case letters, digits and hyphens, a letter first"
+# Every certificate is also made out to this name. A caller asks for it, because the name that it
+# asks for goes over the line in clear; who answers is decided by the pinned certificate alone.
+ANY_PARTY: Final = "party.invalid"
 # RFC 5280, section 4.1.2.5: the date of a certificate that does not expire by itself.
 _NEVER: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 _SLOW_CLOCKS: Final = datetime.timedelta(days=1)
@@ -58,9 +61,13 @@ def new_certificate(key: ec.EllipticCurvePrivateKey, name: str) -> x509.Certific
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(_names(name)), critical=False)
         .sign(key, hashes.SHA256())
     )
+
+
+def _names(name: str) -> list[x509.GeneralName]:
+    return [x509.DNSName(name), x509.DNSName(ANY_PARTY)]
 
 
 def _key_usage() -> x509.KeyUsage:
@@ -104,7 +111,7 @@ def _fault_of(certificate: x509.Certificate, pem: str, name: str) -> str | None:
         return "is not signed by its own key"
     extensions = certificate.extensions
     names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    if list(names) != [x509.DNSName(name)]:
+    if list(names) != _names(name):
         return f"is not made out to {name}"
     if not extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
         return "lacks the CA flag, which TLS needs to take it as its own root"

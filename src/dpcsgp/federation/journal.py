@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from dpcsgp.errors import JournalError, RestoredBackupError, WireError
+from dpcsgp.errors import DiskError, JournalError, RestoredBackupError, WireError
 from dpcsgp.federation.frame_log import FrameLog
 from dpcsgp.federation.peers import Peer
 from dpcsgp.records.files import write_atomically
@@ -50,6 +50,7 @@ class Journal:
         node: this party's node.
         senders: nodes that are heard here, without this one.
         receivers: parties that hear this one.
+        end: own rounds from this one on are of no use to anybody any more; None: there is no such.
 
     Raises:
         JournalError: the folder is damaged, in use, or of another roster or node.
@@ -62,6 +63,7 @@ class Journal:
         node: int,
         senders: Iterable[int],
         receivers: Iterable[Peer],
+        end: int | None = None,
     ) -> None:
         self.changed = threading.Condition()  # notified when frames arrive or are acknowledged
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +82,7 @@ class Journal:
         self._acknowledged: dict[int, int] = {}  # receivers that have spoken since this start
         self._settled = _read_settled(folder)  # the same, as it was when `settle` wrote it
         self._told: dict[int, int] = {}  # senders that have been told since this start
-        self._folder = folder
+        self._folder, self._end = folder, end
         self._used = 0  # rounds before this one are in a checkpoint
 
     # Own frames.
@@ -88,7 +90,8 @@ class Journal:
     @property
     def released(self) -> int:
         """Number of own rounds that are safe on disk and may be sent."""
-        return self._outbox.safe
+        safe = self._outbox.safe
+        return safe if self._end is None else min(safe, self._end)
 
     def release(self, round_: int, frame: bytes) -> None:
         """Bring the own frame of a round to the disk; a frame that is there must be the same.
@@ -169,7 +172,7 @@ class Journal:
         try:
             write_atomically(self._folder / _SETTLED, text.encode())
         except OSError as error:
-            raise JournalError(
+            raise DiskError(
                 f"{self._folder / _SETTLED} cannot be written ({error.strerror}); free space"
             ) from error
 

@@ -16,10 +16,12 @@ from dpcsgp.errors import ConfigError, DpcsgpError, WireError
 from dpcsgp.federation.agreement import Agreement, examine
 from dpcsgp.federation.consent import check_own_card, require_consent
 from dpcsgp.federation.party_data import load_own_data
-from dpcsgp.federation.party_run import PartyRequest, own_end, peers_of, refuse_unsupported
+from dpcsgp.federation.party_request import PartyRequest
+from dpcsgp.federation.party_run import own_end, refuse_unsupported
 from dpcsgp.federation.party_status import read_status
 from dpcsgp.federation.peers import Neighbours, Peer
 from dpcsgp.federation.run_place import STATUS, latest_place
+from dpcsgp.federation.succession import peers_of
 from dpcsgp.federation.transport import check_peer
 
 _SECONDS: Final = 5.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from dpcsgp.errors import ConfigError, JournalError, WaitStoppedError
+from dpcsgp.federation.archive import Archive, Ended
 from dpcsgp.federation.journal import Journal
+from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.peers import Neighbours, Peer, PeerStatus, Self, StatusBoard
 from dpcsgp.federation.transport import Transport
 from dpcsgp.federation.transport_ends import Desk, Timing
@@ -47,6 +49,10 @@ class PartyNetwork(Mixer):
         steps: the public number of gradient steps that the roster plans.
         patience: seconds without a sign of life after which a wait fails; None: wait for ever.
         timing: limits of a line.
+        notices: everybody's starts, if parties share noise.
+        archives: earlier versions of the roster, which still answer.
+        over: what to say to those who have an older version of the roster, by its digest (hex).
+        ended: where and why the rounds end before those of the plan, if they do.
 
     Raises:
         ConfigError: a neighbour is missing or cannot be reached by design, or the address to
@@ -65,6 +71,10 @@ class PartyNetwork(Mixer):
         steps: int,
         patience: float | None = None,
         timing: Timing = Timing(),
+        notices: NoticeBoard | None = None,
+        archives: Sequence[Archive] = (),
+        over: Mapping[str, str] | None = None,
+        ended: Ended | None = None,
     ) -> None:
         super().__init__(topology, [own.node])
         self.topology = topology
@@ -77,12 +87,14 @@ class PartyNetwork(Mixer):
         self._failure: JournalError | None = None
         self._stopped = False
         self.waiting_for: tuple[str, ...] = ()  # names of the parties that a wait is for
+        self._waited, self._waiting_since = 0.0, 0.0  # seconds of all waits; 0: no wait now
         self._journal = Journal(
             folder,
             roster_digest,
             own.node,
             self._neighbours.senders,
             self._neighbours.receivers.values(),
+            None if ended is None else ended.frames,
         )
         for sender in self._neighbours.senders:
             self._status.reached(sender, received=self._journal.holding(sender).rounds)
@@ -96,11 +108,16 @@ class PartyNetwork(Mixer):
             window=topology.num_nodes,  # a frame needs ours of as many rounds ago as there are hops
             fail=self._fail,
             timing=timing,
+            notices=notices,
+            over=over or {},
+            ended="" if ended is None else ended.text,
         )
+        self._archived: list[Desk] = []
         try:
-            self._transport = Transport(own, desk)
+            self._archived += (archive.open(own, timing) for archive in archives)
+            self._transport = Transport(own, desk, self._archived)
         except BaseException:
-            self._journal.close()
+            self._close_journals()
             raise
 
     def exchange(self, frames_NB: Tensor) -> Tensor:
@@ -156,6 +173,19 @@ class PartyNetwork(Mixer):
         """
         self._wait(self._journal.unheard, "word of what has arrived")
 
+    def pass_on(self) -> None:
+        """Tell the neighbours what is new on the notice board."""
+        self._transport.wake()
+
+    def wait_for(self, missing: Callable[[], list[Peer]], what: str) -> None:
+        """Wait until none of these parties is missing; they need not be neighbours.
+
+        Raises:
+            SilentPeerError: patience is over; names the party.
+            WaitStoppedError: `stop` was called.
+        """
+        self._wait(missing, what)
+
     def finish(self) -> None:
         """Wait until every receiver has all own frames on its disk; then this party may leave.
 
@@ -195,6 +225,11 @@ class PartyNetwork(Mixer):
         found = self._status.all()
         return {peer.name: found[peer.node] for peer in self._neighbours.all()}
 
+    def seconds_waited(self) -> float:
+        """Return how long this start has waited for others in all; any thread may call it."""
+        since = self._waiting_since
+        return self._waited + (time.monotonic() - since if since else 0.0)
+
     def stop(self) -> None:
         """End the present wait and all later ones within a second; a signal handler may call it.
 
@@ -206,7 +241,11 @@ class PartyNetwork(Mixer):
     def close(self) -> None:
         """End all lines and close the journal."""
         self._transport.close()
-        self._journal.close()
+        self._close_journals()
+
+    def _close_journals(self) -> None:
+        for journal in (self._journal, *(desk.journal for desk in self._archived)):
+            journal.close()
 
     def _fail(self, error: JournalError) -> None:
         """Make every wait end with this error; called by the transport's thread."""
@@ -224,7 +263,7 @@ class PartyNetwork(Mixer):
 
     def _wait(self, missing: Callable[[], list[Peer]], what: str) -> None:
         """Sleep until nobody is missing; say for whom, and give up only where asked to."""
-        started = said = time.monotonic()
+        started = said = self._waiting_since = time.monotonic()
         with self._journal.changed:
             while absent := missing():
                 self.waiting_for = tuple(peer.name for peer in absent)
@@ -240,6 +279,7 @@ class PartyNetwork(Mixer):
                     _LOG.info("waiting for %s of %s", what, ", ".join(self.waiting_for))
                 self._journal.changed.wait(_GLANCE_SECONDS)
         self.waiting_for = ()
+        self._waited, self._waiting_since = self._waited + time.monotonic() - started, 0.0
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -253,7 +293,8 @@ class PartyNetwork(Mixer):
         for peer in absent:
             silent = time.monotonic() - max(started, self._status.silent_since(peer.node))
             if silent > self._patience:
-                problem = self._status.of(peer.node).problem
+                known = self._status.all().get(peer.node)  # None: it is no neighbour
+                problem = known.problem if known else ""
                 raise SilentPeerError(
                     f"{peer} has given no sign of life for {silent:.0f} s (--patience "
                     f"{self._patience:g}) while {what} was awaited"

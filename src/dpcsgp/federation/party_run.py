@@ -8,123 +8,64 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Final
 
-from torch import nn
-
-from dpcsgp.config import Config, change_config
-from dpcsgp.errors import ConfigError, WaitStoppedError
-from dpcsgp.federation.agreement import Agreement, examine
+from dpcsgp.errors import ConfigError
+from dpcsgp.federation.agreement import examine
+from dpcsgp.federation.archive import Ended
 from dpcsgp.federation.consent import require_consent
-from dpcsgp.federation.contributions import contributions
-from dpcsgp.federation.party_data import NO_EXAMPLES, OwnExamples, load_own_data
-from dpcsgp.federation.party_folder import PartyFolder
+from dpcsgp.federation.notice_board import NoticeBoard
+from dpcsgp.federation.party_data import load_own_data
 from dpcsgp.federation.party_network import PartyNetwork
+from dpcsgp.federation.party_pairs import PartyPairs
+from dpcsgp.federation.party_request import PartyRequest, PreparedParty
+from dpcsgp.federation.party_results import write_results
 from dpcsgp.federation.party_status import StatusKeeper
-from dpcsgp.federation.peers import Peer, Self
+from dpcsgp.federation.party_steps import Gate, to_the_end
+from dpcsgp.federation.peers import Self
 from dpcsgp.federation.roster import Roster
-from dpcsgp.federation.run_place import JOURNAL, STATUS, open_place
-from dpcsgp.records.ending import Ending, Stop
+from dpcsgp.federation.run_place import JOURNAL, STATUS, home_of, open_place, previous_roster
+from dpcsgp.federation.status_page import StatusPage, opened_page
+from dpcsgp.federation.succession import (
+    archives_of,
+    check_own_history,
+    moved_on,
+    notice_board,
+    over_here,
+    peers_of,
+    refuse_wrong_history,
+)
+from dpcsgp.federation.version_start import book_lost, keep_start, starts_of
+from dpcsgp.records.ending import Ending
 from dpcsgp.records.trackers import Trackers, check_trackers
 from dpcsgp.runs.build import build_run
-from dpcsgp.runs.data import RunData
-from dpcsgp.runs.design import RunDesign, check_device
+from dpcsgp.runs.design import check_device
 from dpcsgp.runs.folder import ResultsFolder
-from dpcsgp.runs.summary import summarise
-from dpcsgp.runs.wording import first_metric, standing, standing_at
-from dpcsgp.runtime.reporting import ShowStanding
-from dpcsgp.runtime.session import (
-    NO_HOOKS,
-    Hooks,
-    Outcome,
-    also_tracked,
-    newest_checkpoint,
-    write_page,
-)
+from dpcsgp.runs.wording import first_metric
+from dpcsgp.runtime.session import NO_HOOKS, Hooks, OnRow, Outcome, also_tracked, write_page
 from dpcsgp.runtime.signals import StopSignal
-from dpcsgp.training import Progress, Run, train
+from dpcsgp.training import Run
 
 PHASE_OF_ENDING: Final = {Ending.COMPLETED: "ended", Ending.INTERRUPTED: "interrupted"}
 
 
-@final
-@dataclass(frozen=True)
-class PartyRequest:
-    """What one party wants to run.
-
-    Attributes:
-        party: its folder.
-        roster: what all agreed on.
-        examples: its own examples; none for a data set that everybody has.
-        out: the results folder; None: inside of the party's folder.
-        listen: HOST:PORT to listen on; None: the address of its card.
-        device: where gradients are computed.
-        seed: of private noise, for experiments: the run is then not private.
-        patience: seconds without a sign of life after which a wait fails; None: wait for ever.
-        model: at its start, where it is not one of the package's.
-        trackers: where this party's evaluations are shown too; a roster has no say in it.
-    """
-
-    party: PartyFolder
-    roster: Roster
-    examples: OwnExamples = NO_EXAMPLES
-    out: Path | None = None
-    listen: str | None = None
-    device: str = "cpu"
-    seed: int | None = None
-    patience: float | None = None
-    model: nn.Module | None = None
-    trackers: tuple[str, ...] = ()
-
-    @property
-    def node(self) -> int:
-        """The party's node."""
-        return self.roster.node_of(self.party.name)
-
-    def config(self) -> Config:
-        """Return the roster's settings with those of this machine."""
-        # What a roster says about trackers is nobody else's business.
-        local: dict[str, Any] = {"run.device": self.device, "run.trackers": list(self.trackers)}
-        if self.seed is not None:
-            local["privacy.seed"] = self.seed
-        return change_config(self.roster.config, local)
-
-
-@final
-@dataclass(frozen=True)
-class PreparedParty:
-    """A request that was checked: consent, roster, data. Nothing was spent or written."""
-
-    request: PartyRequest
-    agreement: Agreement
-    design: RunDesign
-    data: RunData
-
-    @property
-    def rounds(self) -> int:
-        """Exchanges of the whole plan, polishing included."""
-        return self.design.rounds + self.design.config.algorithm.polish_rounds
-
-    def size_of_round(self, round_: int) -> int:
-        """Return the public size of every frame of a round in bytes; 0: no such round."""
-        design = self.design
-        method = design.algorithm if round_ < design.rounds else design.polish
-        # Blocks take turns: sizes repeat after all of them.
-        turn = round_ % design.config.num_blocks
-        size = method.wire_bytes(design.dim, turn + 1) - method.wire_bytes(design.dim, turn)
-        return size if round_ < self.rounds else 0
-
-
 def prepare_party(request: PartyRequest, hooks: Hooks = NO_HOOKS) -> PreparedParty:
-    """Check consent, roster and data.
+    """Check consent, roster, its history, and data.
 
     Raises:
         ConfigError: the party has not approved this roster, it is over, or cannot be run.
         DataError: the data are not those that the roster speaks of.
     """
     require_consent(request.party, request.roster)
+    if request.until is None:
+        refuse_wrong_history(request.party, request.roster, request.out, request.model)
+    return _prepared(request, hooks)
+
+
+def _prepared(request: PartyRequest, hooks: Hooks) -> PreparedParty:
+    """Check roster and data; whoever asks has seen to consent."""
     refuse_unsupported(request.roster)
     config = request.config()
     check_device(config.run.device)
@@ -145,27 +86,90 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
         folder: from `results_folder`, which refuses a second folder for one roster.
         hooks: what the caller adds.
     """
-    reporter, roster, node = hooks.reporter, prepared.request.roster, prepared.request.node
+    reporter, config = hooks.reporter, prepared.design.config
     reporter.plan(prepared.design)
-    config = prepared.design.config
     trackers = Trackers(config.run.trackers, folder.path, folder.run_id, config.flat())
     on_row = also_tracked(hooks.on_start(folder.path), trackers)
-    with closing(open_network(prepared, folder.path / JOURNAL)) as network:
+    # The page before anything else: a port in use is refused before anybody is called.
+    with trackers, opened_page(prepared.request.page) as shown:
+        if shown is not None:
+            reporter.say(f"status page: {shown.url}")
+        # A version before this one comes first, as far as it goes.
+        outcome = _finish_previous(prepared, folder, hooks, on_row, shown)
+        if outcome is None:
+            outcome = _run_version(prepared, folder, hooks, on_row, shown)
+        trackers.close(outcome.progress.stopped_because)
+    # Without public test data nothing is measured, and there is nothing to draw.
+    measured, _ = first_metric(outcome.run.recorder.rows[-1])
+    page = write_page(folder.path) if hooks.write_page and measured else None
+    reporter.outcome(outcome.summary, folder.path, page)
+    return outcome
+
+
+def _run_version(
+    prepared: PreparedParty,
+    folder: ResultsFolder,
+    hooks: Hooks,
+    on_row: OnRow,
+    shown: StatusPage | None,
+) -> Outcome:
+    """Run one version of the roster to its end, or until the next one begins."""
+    reporter, roster, node = hooks.reporter, prepared.request.roster, prepared.request.node
+    book_lost(folder, roster, node, prepared.design.config)
+    board = notice_board(home_of(folder.path, roster), roster, node, prepared.design)
+    with closing(open_network(prepared, folder.path, board)) as network:
         keeper = StatusKeeper(folder.path / STATUS, roster, network, node, prepared.rounds)
+        if shown is not None:
+            keeper.page = shown.url
+            shown.show(lambda: keeper.latest)
         with keeper, StopSignal(_stopper(reporter.say, network), hooks.should_stop) as stop:
-            run = _built(prepared, network, folder, on_row)
-            with closing(run.gradients.ledger), trackers, reporter.progress() as show:
-                progress = _to_the_end(run, network, keeper, stop, show)
-                summary = _write_results(prepared, folder, run, progress)
-                trackers.close(progress.stopped_because)
+            pairs = _pairs(prepared, network, board)
+            run = _built(prepared, network, folder, pairs, on_row)
+            with closing(run.gradients.ledger), reporter.progress() as show:
+                gate = Gate(run, network, stop, keeper, prepared, pairs)
+                progress = to_the_end(folder, gate, show)
+                summary = write_results(prepared, folder, run, progress)
                 if summary["handed_over"]:
                     run.gradients.forget_all()
             keeper.phase = PHASE_OF_ENDING.get(progress.ending, "failed")
-    # Without public test data nothing is measured, and there is nothing to draw.
-    measured, _ = first_metric(run.recorder.rows[-1])
-    page = write_page(folder.path) if hooks.write_page and measured else None
-    reporter.outcome(summary, folder.path, page)
     return Outcome(summary, run, progress, folder.path, stop.asked)
+
+
+def _finish_previous(
+    prepared: PreparedParty,
+    folder: ResultsFolder,
+    hooks: Hooks,
+    on_row: OnRow,
+    shown: StatusPage | None,
+) -> Outcome | None:
+    """Bring the version before this one to its end, and keep the model that this one begins with.
+
+    Returns:
+        None if this version can begin; otherwise why the one before ended too early.
+    """
+    request = prepared.request
+    roster, name = request.roster, request.party.name
+    starts = starts_of(folder, roster, prepared.design.config)
+    if not roster.history or starts.complete_steps():
+        return None
+    check_own_history(folder.path, roster, name)
+    if name in roster.newcomers:
+        return None
+    before = previous_roster(request.party, roster, folder.path)
+    assert before is not None  # `refuse_wrong_history`, before a folder was made
+    # Where one version is cut off, those before it are as well: whom they wait for is gone.
+    cut = request.cut or roster.history[-1].cut
+    old = _prepared(replace(request, roster=before, until=roster, cut=cut), hooks)
+    place = open_place(request.party, before, folder.path, old.design.config)
+    outcome = _finish_previous(old, place, hooks, on_row, shown)
+    if outcome is None:
+        outcome = _run_version(old, place, hooks, on_row, shown)
+    progress = outcome.progress
+    reached = progress.state.step >= old.rounds.last_step
+    if outcome.stop_asked or progress.ending is Ending.DIVERGED or not (reached or cut):
+        return outcome
+    keep_start(starts, roster, outcome.run.algorithm.model(progress.state), progress, outcome.run)
+    return None
 
 
 def results_folder(request: PartyRequest) -> ResultsFolder:
@@ -173,19 +177,37 @@ def results_folder(request: PartyRequest) -> ResultsFolder:
     return open_place(request.party, request.roster, request.out, request.config())
 
 
-def open_network(prepared: PreparedParty, journal: Path) -> PartyNetwork:
-    """Open the journal and begin to listen and to call."""
-    request = prepared.request
+def open_network(
+    prepared: PreparedParty, results: Path, board: NoticeBoard | None = None
+) -> PartyNetwork:
+    """Open the journal and begin to listen and to call; earlier versions still answer."""
+    request, rounds = prepared.request, prepared.rounds
     return PartyNetwork(
         own_end(request),
         peers_of(request.roster),
         request.roster.topology,
         bytes.fromhex(request.roster.fingerprint),
-        journal,
-        prepared.size_of_round,
+        home_of(results, request.roster) / JOURNAL,
+        rounds.size_of_frame,
         prepared.design.config.algorithm.steps,
         request.patience,
+        notices=board,
+        archives=archives_of(request.party, rounds, results, request.model),
+        over=over_here(request.roster),
+        ended=(
+            Ended(moved_on(request.until), rounds.end - rounds.shift) if request.until else None
+        ),
     )
+
+
+def _pairs(
+    prepared: PreparedParty, network: PartyNetwork, board: NoticeBoard | None
+) -> PartyPairs | None:
+    """Return the partners of this party in shared noise, if it has any."""
+    if board is None:
+        return None
+    request = prepared.request
+    return PartyPairs(request.party, request.roster, board, network.pass_on)
 
 
 def own_end(request: PartyRequest) -> Self:
@@ -196,23 +218,9 @@ def own_end(request: PartyRequest) -> Self:
     return Self(request.node, card.name, request.party.key_pem(), certificate, listen)
 
 
-def peers_of(roster: Roster) -> list[Peer]:
-    """Return all parties as others see them."""
-    return [
-        Peer(node, card.name, card.certificate_pem.encode(), card.address)
-        for node, card in enumerate(roster.parties)
-    ]
-
-
 def refuse_unsupported(roster: Roster) -> None:
     """Refuse settings for which parties would have to agree on more than a roster holds."""
-    privacy, algorithm = roster.config.privacy, roster.config.algorithm
-    if privacy.max_colluders != "all":
-        raise ConfigError(
-            f"privacy.max_colluders = {privacy.max_colluders}: parties cannot share noise yet, "
-            "because pairs without an edge have no way to agree on a key; have a roster made with "
-            'privacy.max_colluders = "all"'
-        )
+    algorithm = roster.config.algorithm
     if roster.config.method.blocks and algorithm.block_order == "random":
         raise ConfigError(
             'algorithm.block_order = "random": parties need to know the size of every message '
@@ -234,7 +242,8 @@ def _built(
     prepared: PreparedParty,
     network: PartyNetwork,
     folder: ResultsFolder,
-    on_row: Callable[[dict[str, Any]], None],
+    pairs: PartyPairs | None,
+    on_row: OnRow,
 ) -> Run:
     """Put the run together; what was sent is forgotten once no checkpoint leads back to it."""
     run = build_run(
@@ -243,104 +252,12 @@ def _built(
         network,
         folder,
         keep_all_releases=True,
+        partners=pairs,
         on_row=on_row,
     )
-    every = prepared.design.config.algorithm.gossip_every
+    every, shift = prepared.design.config.algorithm.gossip_every, prepared.rounds.shift
     return replace(
         run,
         hosts_all=False,
-        on_saved=lambda oldest: network.forget_before(oldest // every),
+        on_saved=lambda oldest: network.forget_before(oldest // every - shift),
     )
-
-
-def _to_the_end(
-    run: Run, network: PartyNetwork, keeper: StatusKeeper, stop: StopSignal, show: ShowStanding
-) -> Progress:
-    """Train, then stay until every receiver has all messages."""
-
-    def watch(progress: Progress) -> None:
-        keeper.standing = standing(run, progress)
-        keeper.phase = "polishing" if progress.rounds_polished else "training"
-        show(keeper.standing)
-
-    def say_wait(names: tuple[str, ...]) -> None:
-        if keeper.standing is not None:
-            show(replace(keeper.standing, waiting_for=names))
-
-    keeper.on_wait = say_wait
-    checkpoint = newest_checkpoint(run)
-    progress = train(run, watch, _Gate(run, network, stop, keeper), checkpoint)
-    if progress.ending is Ending.COMPLETED:
-        keeper.phase = "handing over"
-        try:
-            network.finish()
-        except WaitStoppedError:
-            progress.ending = Ending.INTERRUPTED
-            progress.detail = ": trained to the end, but others still lack the last messages"
-    return progress
-
-
-@final
-@dataclass
-class _Gate:
-    """Asked before every step: meets the receivers before the first new release, then stops.
-
-    A party that was restored from an older backup is recognised by what its receivers hold. Steps
-    whose release was kept need nobody: the others may have left.
-    """
-
-    run: Run
-    network: PartyNetwork
-    stop: StopSignal
-    keeper: StatusKeeper
-    met: bool = False
-
-    def __call__(self, step: int) -> Stop | None:
-        kept = self.run.gradients.kept
-        if not self.met and kept is not None and not kept.steps_from(step):
-            if self.keeper.standing is None:
-                self.keeper.standing = standing_at(self.run, step)
-            self.keeper.phase = "meeting the others"
-            self.network.meet_receivers()
-            self.met = True
-            self.keeper.phase = "training"
-        wanted = self.stop.is_set(step)
-        if wanted is Stop.FINISH:
-            raise ConfigError(
-                f'should_stop returned "finish" at step {step}: the roster fixes the number of '
-                "steps, because the others wait for this party's messages; return True to stop and "
-                "go on later"
-            )
-        return wanted
-
-
-def _write_results(
-    prepared: PreparedParty, folder: ResultsFolder, run: Run, progress: Progress
-) -> dict[str, Any]:
-    """Write the own model, then the summary, which says who contributed."""
-    models_ND = run.algorithm.model(progress.state)
-    folder.write_model(None, models_ND, run.network.nodes)
-    summary = {**summarise(prepared.design, run, progress), **_own_part(prepared, run, progress)}
-    folder.write_summary(summary)
-    return summary
-
-
-def _own_part(prepared: PreparedParty, run: Run, progress: Progress) -> dict[str, Any]:
-    """Return what a party's summary has beside that of a run: its own promise, and the others."""
-    roster, node = prepared.request.roster, prepared.request.node
-    promise = roster.parties[node].promised
-    heard = contributions(roster, node, run.network.traffic.rounds, prepared.rounds)
-    return {
-        "party": roster.parties[node].name,
-        "node": node,
-        "federation": roster.id,
-        "version": roster.version,
-        "fingerprint": roster.fingerprint,
-        "epsilon_claimed": promise.epsilon,
-        "delta": promise.delta,
-        "rounds": run.network.traffic.rounds,
-        "rounds_planned": prepared.rounds,
-        "contributions": [asdict(each) for each in heard],
-        # Every receiver has every message: this party is needed no more.
-        "handed_over": progress.ending is Ending.COMPLETED,
-    }

@@ -25,9 +25,11 @@ from dpcsgp.config import Config, make_config
 from dpcsgp.errors import ConfigError, TopologyError
 from dpcsgp.federation.cards import Card
 from dpcsgp.federation.files import Fields, canonical, parse_table, read_text, toml_lines
+from dpcsgp.federation.history import Chapter, check_history, spent_by, take_history
 from dpcsgp.federation.words import as_words
 from dpcsgp.graphs import Topology, from_edges, metropolis_weights
 from dpcsgp.runs.design import build_topology
+from dpcsgp.runs.earlier import Earlier
 from dpcsgp.runs.facts import Facts
 from dpcsgp.runtime.process import MACHINE_SETTINGS
 
@@ -35,6 +37,8 @@ FORMAT: Final = 1
 MOST_PARTIES: Final = 256
 # Settings that follow from the cards.
 FROM_CARDS: Final = ("privacy.epsilon", "privacy.delta", "graph.num_nodes")
+# A setting of `dpcsgp.train` alone.
+_OF_SCRIPTS: Final = "privacy.max_rows_per_unit"
 LISTED: Final = "roster"  # graph.edges_file of a graph whose edges stand in the roster itself
 # Settings of a task whose data are the parties' own.
 OWN_DATA: Final = {"features": "none", "partition": "own"}
@@ -86,6 +90,7 @@ class Roster:
         data: shape of everybody's examples.
         edges: (sender, receiver) by node, ascending.
         initial_model: digest of the model that all start from.
+        history: the versions before this one, oldest first.
     """
 
     id: str
@@ -96,9 +101,11 @@ class Roster:
     data: DataShape
     edges: tuple[tuple[int, int], ...]
     initial_model: str
+    history: tuple[Chapter, ...] = ()
 
     def __post_init__(self) -> None:
         check_parties(self.parties, self.ends)
+        self._check_history()
         check_settings(self.config)
         promises = [card.promised for card in self.parties]
         budgets = [self.config.privacy.epsilon, self.config.privacy.delta]
@@ -121,6 +128,37 @@ class Roster:
                     f"edges: not those of graph.name = {self.config.graph.name!r} with "
                     f"{len(self.parties)} parties; the roster was changed by hand: ask for it again"
                 )
+
+    def _check_history(self) -> None:
+        """Refuse a history of another version, or one that leaves no step to be made."""
+        check_history(self.history, self.version)
+        every, steps = self.config.algorithm.gossip_every, self.config.algorithm.steps
+        for chapter in self.history:
+            if chapter.steps != chapter.rounds * every or chapter.steps >= steps:
+                raise ConfigError(
+                    f"history: round {chapter.rounds} is step {chapter.rounds * every} of {steps}, "
+                    f"stated is step {chapter.steps}; a version takes effect before the last step"
+                )
+
+    @property
+    def earlier(self) -> Earlier:
+        """What was done under earlier versions, by the parties of this one."""
+        if not self.history:
+            return Earlier()
+        spent = tuple(spent_by(self.history, card.name) for card in self.parties)
+        return Earlier(self.history[-1].steps, spent)
+
+    @cached_property
+    def newcomers(self) -> tuple[str, ...]:
+        """Parties that start from models that others hand over: joined now, or restored."""
+        if not self.history:
+            return ()
+        last = self.history[-1]
+        return tuple(
+            card.name
+            for card in self.parties
+            if card.name not in last.parties or card.name in last.restored
+        )
 
     @cached_property
     def topology(self) -> Topology:
@@ -151,6 +189,8 @@ class Roster:
         Signatures are left out: a card that is signed again says the same.
         """
         names = [card.name for card in self.parties]
+        # A first version has none, so that its fingerprint is what it always was.
+        history = {"history": [each.content() for each in self.history]} if self.history else {}
         return {
             "format": FORMAT,
             "id": self.id,
@@ -161,6 +201,7 @@ class Roster:
             "settings": shared_settings(self.config),
             "edges": [[names[sender], names[receiver]] for sender, receiver in self.edges],
             "parties": [card.content() for card in self.parties],
+            **history,
         }
 
     @cached_property
@@ -187,6 +228,8 @@ class Roster:
         ]
         for section, values in content["settings"].items():
             lines += ["", f"[settings.{section}]", *toml_lines(values)]
+        for chapter in self.history:
+            lines += ["", "[[history]]", *chapter.lines()]
         for card in self.parties:
             lines += ["", "[[parties]]", *card.lines()]
         return "\n".join(lines) + "\n"
@@ -201,15 +244,17 @@ class Roster:
             for node, entry in enumerate(fields.listed("parties", MOST_PARTIES))
         )
         check_names(cards)
+        version = fields.whole("version", 1, 2**31)
         roster = cls(
             id=fields.text("id", "[0-9a-f]{16}", "16 hexadecimal digits"),
-            version=fields.whole("version", 1, 2**31),
+            version=version,
             ends=fields.day("ends"),
             parties=cards,
             config=_take_settings(fields.take("settings"), cards, where),
             data=DataShape.take(fields.table("data")),
             edges=_take_edges(fields, cards),
             initial_model=fields.text("initial_model", "[0-9a-f]{64}", "64 hexadecimal digits"),
+            history=take_history(fields, version, where),
         )
         fields.end()
         return roster
@@ -227,7 +272,7 @@ def utc_today() -> datetime.date:
 
 def shared_settings(config: Config) -> dict[str, dict[str, Any]]:
     """Return the settings that a roster holds, by section."""
-    left_out = {*MACHINE_SETTINGS, *FROM_CARDS}
+    left_out = {*MACHINE_SETTINGS, *FROM_CARDS, _OF_SCRIPTS}
     return {
         section: {key: value for key, value in table.items() if f"{section}.{key}" not in left_out}
         for section, table in config.model_dump(mode="json").items()
@@ -243,6 +288,11 @@ def complete_settings(values: Mapping[str, Any], cards: Sequence[Card]) -> Confi
         raise ConfigError(
             f"algorithm.name = {str(name)[:60]!r}: a federation runs the package's own methods "
             f"only: {', '.join(method for method in METHODS if METHODS[method].sends)}"
+        )
+    if sections.get("privacy", {}).get("max_rows_per_unit"):
+        raise ConfigError(
+            f"{_OF_SCRIPTS}: files of parties do not say whose a row is, so every example is its "
+            "own unit; leave it out, or train with dpcsgp.train(..., unit=...)"
         )
     promises = [card.promised for card in cards]
     privacy, graph = sections.setdefault("privacy", {}), sections.setdefault("graph", {})

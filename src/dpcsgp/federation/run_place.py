@@ -5,34 +5,45 @@ release everything a second time, so the party's own folder remembers the first 
 
     PARTY/runs/FINGERPRINT.json    run id and path of the results folder
     PARTY/runs/FINGERPRINT/        the results folder, unless another was named
+
+An amended roster goes on in the folder of the version before it, with the same ledger. What belongs
+to one version alone (roster, settings, journal, checkpoints) lies in `version-N/` there, for all
+but the version with which the folder began.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from dpcsgp.config import Config
+from dpcsgp.config import Config, to_toml
 from dpcsgp.errors import ConfigError
+from dpcsgp.federation.differences import differences
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.roster import Roster
+from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.records.files import write_atomically
 from dpcsgp.runs.folder import ResultsFolder, refuse_changed_settings, refuse_taken
 from dpcsgp.runtime.process import MACHINE_SETTINGS
 
 RUNS: Final = "runs"
 JOURNAL: Final = "journal"
+NOTICES: Final = "journal/notices.json"
 STATUS: Final = "status.json"
 ROSTER: Final = "federation.toml"
+START: Final = "start"  # in the folder of a later version: the models it began with
 _SHORT: Final = 16  # hexadecimal digits in names of folders
 
 
-def finished_summary(folder: ResultsFolder) -> dict[str, Any] | None:
+def finished_summary(folder: ResultsFolder, roster: Roster) -> dict[str, Any] | None:
     """Return the summary of a run that needs no further start; None: it goes on."""
     path = folder.path / "summary.json"
     summary = json.loads(path.read_bytes()) if path.exists() else {}
-    return summary if summary.get("handed_over") else None
+    ended = summary.get("handed_over") and summary.get("fingerprint") == roster.fingerprint
+    return summary if ended else None
 
 
 def open_place(
@@ -49,9 +60,19 @@ def open_place(
     Raises:
         ConfigError: the run began in another folder or with other settings, or its folder is gone.
     """
-    pointer = _pointer(party, roster)
-    if not pointer.exists():
-        return _begin(pointer, roster, out or pointer.with_suffix(""), config)
+    own, pointer = _pointer(party, roster.fingerprint), _known_pointer(party, roster)
+    if pointer is None:
+        _refuse_lost(party, roster)
+        begun = _begin(own, roster, out or own.with_suffix(""), config)
+        return _of_version(begun, party, roster, config)
+    folder = _found(pointer, out, config)
+    if pointer != own:
+        _write(own, folder)
+    return _of_version(folder, party, roster, config)
+
+
+def _found(pointer: Path, out: Path | None, config: Config) -> ResultsFolder:
+    """Return the folder that a pointer names, or where it was moved to."""
     begun = _read(pointer)
     path = out or Path(begun["folder"])
     if not (path / "environment.json").exists() and path != Path(begun["folder"]):
@@ -70,10 +91,109 @@ def open_place(
     return folder
 
 
+def home_of(path: Path, roster: Roster) -> Path:
+    """Return where in a results folder the files of one version are."""
+    first = Roster.load(path / ROSTER)
+    return path if first.fingerprint == roster.fingerprint else path / f"version-{roster.version}"
+
+
+def known_place(party: PartyFolder, roster: Roster, out: Path | None = None) -> Path | None:
+    """Return the results folder in which a roster was run or would go on; None: there is none."""
+    pointer = _known_pointer(party, roster)
+    return None if pointer is None else out or Path(_read(pointer)["folder"])
+
+
+def has_begun(path: Path, roster: Roster) -> bool:
+    """Say whether a later version has begun in a results folder: its first model is on disk."""
+    return any((home_of(path, roster) / START).glob("step-*.json"))
+
+
+def previous_roster(party: PartyFolder, roster: Roster, out: Path | None = None) -> Roster | None:
+    """Return the version before a roster, as this party has run it; None: it has not."""
+    pointer = _pointer(party, roster.history[-1].fingerprint) if roster.history else None
+    if pointer is None or not pointer.exists():
+        return None
+    wanted = roster.history[-1].fingerprint
+    rosters = _rosters_in(out or Path(_read(pointer)["folder"]))
+    return next((found for found in rosters if found.fingerprint == wanted), None)
+
+
+def _rosters_in(path: Path) -> Iterator[Roster]:
+    """Yield the versions that were run in a results folder."""
+    files = [path / ROSTER, *sorted(path.glob(f"version-*/{ROSTER}"))]
+    yield from (Roster.load(file) for file in files if file.exists())
+
+
+def _of_version(
+    folder: ResultsFolder, party: PartyFolder, roster: Roster, config: Config
+) -> ResultsFolder:
+    """Return the folder as this version uses it; a version that has been left is refused."""
+    path, home = folder.path, home_of(folder.path, roster)
+    newer = [
+        found
+        for found in _rosters_in(path)
+        if found.version > roster.version and has_begun(path, found)
+    ]
+    if newer:
+        raise ConfigError(
+            f"version {roster.version} of the roster is over: this party went on with version "
+            f"{newer[-1].version} ({newer[-1].words}); run that one"
+        )
+    if home != path:
+        if (home / ROSTER).exists():
+            _make_room(path, home, roster)
+        home.mkdir(exist_ok=True)
+        write_atomically(home / "config.toml", to_toml(config).encode())
+        write_atomically(home / ROSTER, roster.text().encode())
+    node = Roster.load(path / ROSTER).node_of(party.name)
+    return replace(folder, checkpoints=home / "checkpoint", ledger_node=node)
+
+
+def _make_room(path: Path, home: Path, roster: Roster) -> None:
+    """Put another roster of the same version aside if nothing was released under it."""
+    other = Roster.load(home / ROSTER)
+    if other.fingerprint == roster.fingerprint:
+        return
+    if has_begun(path, other) and last_step(path) >= other.history[-1].steps:
+        found = "; ".join(map(str, differences(other, roster)))
+        raise ConfigError(
+            f"version {roster.version}: this party has gone on with another roster of this version "
+            f"({other.words}); they differ in {found} (that one / this one). Agree on one of "
+            "them, or amend the one that is in use"
+        )
+    home.rename(home.with_name(f"unused-{home.name}-{other.fingerprint[:_SHORT]}"))
+
+
+def last_step(path: Path) -> int:
+    """Return the last step that was released in a results folder, by ledger and disk; -1: none."""
+    files = (path / "ledger").glob("node-*.jsonl")
+    recorded = {step for file in files for step, _ in read_ledger(file).places}
+    return max(recorded | kept_steps(path), default=-1)
+
+
+def kept_steps(path: Path) -> set[int]:
+    """Return the steps whose releases are kept on disk."""
+    files = (path / "ledger" / "kept").glob("step-*.safetensors")
+    return {int(file.name.split(".")[0].removeprefix("step-")) for file in files}
+
+
+def _refuse_lost(party: PartyFolder, roster: Roster) -> None:
+    """Refuse to begin anew where this party has released something before."""
+    last = roster.history[-1] if roster.history else None
+    taken_part = any(party.name in chapter.parties for chapter in roster.history)
+    if last is not None and taken_part and party.name not in last.restored:
+        raise ConfigError(
+            f"{party.name} took part in an earlier version of this roster, and its run of it is "
+            f"not in {party.path / RUNS}: without its ledger nobody knows what was released; "
+            f"restore that folder, or have the roster amended with --rejoin {party.name}"
+        )
+
+
 def latest_place(party: PartyFolder, roster: Roster | None = None) -> Path:
     """Return the results folder of a roster's run, or of the run that began last."""
     if roster is not None:
-        pointers = [pointer for pointer in [_pointer(party, roster)] if pointer.exists()]
+        pointer = _pointer(party, roster.fingerprint)
+        pointers = [pointer] if pointer.exists() else []
     else:
         pointers = sorted((party.path / RUNS).glob("*.json"), key=lambda it: it.stat().st_mtime)
     if not pointers:
@@ -124,8 +244,15 @@ def _refuse_changes(started: Config, config: Config, path: Path) -> None:
             )
 
 
-def _pointer(party: PartyFolder, roster: Roster) -> Path:
-    return party.path / RUNS / f"{roster.fingerprint[:_SHORT]}.json"
+def _pointer(party: PartyFolder, fingerprint: str) -> Path:
+    return party.path / RUNS / f"{fingerprint[:_SHORT]}.json"
+
+
+def _known_pointer(party: PartyFolder, roster: Roster) -> Path | None:
+    """Return the pointer of this version, or of the newest one before it that was run here."""
+    before = [chapter.fingerprint for chapter in reversed(roster.history)]
+    pointers = (_pointer(party, each) for each in (roster.fingerprint, *before))
+    return next((pointer for pointer in pointers if pointer.exists()), None)
 
 
 def _read(pointer: Path) -> dict[str, str]:

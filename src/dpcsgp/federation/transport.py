@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from dpcsgp.errors import WireError
 from dpcsgp.federation.peers import Peer, Self
-from dpcsgp.federation.transport_client import keep_calling, say_hello
+from dpcsgp.federation.transport_client import keep_calling, knock, say_hello
 from dpcsgp.federation.transport_ends import Desk, LineClosedError
 from dpcsgp.federation.transport_server import Reception
 
@@ -41,13 +41,14 @@ class Transport:
     Args:
         own: this party.
         desk: what all lines share.
+        archives: desks of earlier versions of the roster, from which others may lack frames.
 
     Raises:
         ConfigError: the address to listen on cannot be used.
     """
 
-    def __init__(self, own: Self, desk: Desk) -> None:
-        self._own, self._desk = own, desk
+    def __init__(self, own: Self, desk: Desk, archives: Sequence[Desk] = ()) -> None:
+        self._own, self._desk, self._desks = own, desk, (desk, *archives)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"transport of {own.name}", daemon=True
@@ -60,8 +61,8 @@ class Transport:
             raise
 
     def wake(self) -> None:
-        """Tell all sending ends that an own frame was released."""
-        self._loop.call_soon_threadsafe(self._wake)
+        """Tell all sending ends that there is something to send."""
+        self._loop.call_soon_threadsafe(self._desk.wake)
 
     def close(self, seconds: float = 2.0) -> None:
         """End all lines; what is under way has so many seconds."""
@@ -72,11 +73,18 @@ class Transport:
         self._closing = asyncio.Event()
         self._reception = None
         if self._own.listen is not None:
-            self._reception = Reception(self._own, self._desk)
+            self._reception = Reception(self._own, self._desks)
             await self._reception.open()
         self._callers = [
-            asyncio.ensure_future(keep_calling(self._own, self._desk, peer, method, self._closing))
-            for peer, method in self._desk.neighbours.calls()
+            asyncio.ensure_future(keep_calling(self._own, desk, peer, method, self._closing))
+            for desk in self._desks
+            for peer, method in desk.neighbours.calls()
+        ]
+        called = {peer.node for peer, _ in self._desk.neighbours.calls()}
+        self._callers += [
+            asyncio.ensure_future(knock(self._own, self._desk, peer))
+            for peer in self._desk.neighbours.all()
+            if peer.address is not None and peer.node not in called
         ]
 
     async def _close(self, seconds: float) -> None:
@@ -88,10 +96,6 @@ class Transport:
         for caller in self._callers:
             caller.cancel()
         await asyncio.gather(*self._callers, return_exceptions=True)
-
-    def _wake(self) -> None:
-        for waker in self._desk.wakers:
-            waker.set()
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -14,6 +15,7 @@ from dpcsgp.errors import WireError
 from dpcsgp.federation.peers import Method, Peer, Self
 from dpcsgp.federation.transport_ends import (
     Desk,
+    LineClosedError,
     Timing,
     first_to_end,
     greet,
@@ -24,6 +26,7 @@ from dpcsgp.federation.transport_grpc import GrpcLine, client_options, grpc, pat
 from dpcsgp.federation.transport_messages import Facts, refusal
 
 _FAREWELL_SECONDS = 1.0  # for the last messages to get through when this party leaves
+_LEAST_PAUSE = 0.05  # between two attempts, however often a neighbour calls
 _LOG = logging.getLogger(__name__)
 
 
@@ -32,14 +35,42 @@ async def keep_calling(
 ) -> None:
     """Hold a line with a neighbour until the party is closed; whatever ends it, dial again."""
     pauses = Pauses(desk.timing)
-    while not closing.is_set():
+    while not closing.is_set() and not _is_settled(desk, peer, method):
         try:
             await _call_once(own, desk, peer, method, closing, pauses)
         except Exception as error:  # whatever it is, it ends this attempt and not the next
             if desk.status.trouble(peer.node, str(error)):
                 _LOG.warning("no line with %s (%s): %s", peer, method.value, error)
         if not closing.is_set():
-            await first_to_end(_until(closing), asyncio.sleep(pauses.next()))
+            await _pause(desk, peer, closing, pauses)
+
+
+async def knock(own: Self, desk: Desk, peer: Peer) -> None:
+    """Tell a neighbour that dials this party that it is there; who is away is not told."""
+    with contextlib.suppress(WireError, LineClosedError):
+        await say_hello(own, peer, desk.roster_digest, desk.timing.hello)
+
+
+async def _pause(desk: Desk, peer: Peer, closing: asyncio.Event, pauses: Pauses) -> None:
+    """Wait before the next attempt; a neighbour that has just called is dialled soon."""
+    knocked = desk.knocks[peer.node]
+    await asyncio.sleep(_LEAST_PAUSE)
+    await first_to_end(_until(closing), _until(knocked), asyncio.sleep(pauses.next()))
+    if knocked.is_set():
+        knocked.clear()
+        pauses.start_over()
+
+
+def _is_settled(desk: Desk, peer: Peer, method: Method) -> bool:
+    """Say whether a version that ended before its plan needs no further call for this edge."""
+    if not desk.ended:
+        return False
+    journal = desk.journal
+    if method is Method.PUSH:
+        all_made = desk.size_of_round(journal.released) == 0
+        return all_made and peer not in journal.unacknowledged()
+    all_there = desk.size_of_round(journal.awaited(peer.node).rounds) == 0
+    return all_there and peer.node not in journal.untold()
 
 
 async def say_hello(own: Self, peer: Peer, roster_digest: bytes, seconds: float) -> None:
@@ -51,7 +82,7 @@ async def say_hello(own: Self, peer: Peer, roster_digest: bytes, seconds: float)
     """
     mine = Facts.now(roster_digest, own.node, peer.node)
     async with _dialled(own, peer, Method.HELLO) as line:
-        await greet(line, mine, seconds, calling=True)
+        await greet(line, mine, seconds)
 
 
 class Pauses:
@@ -76,7 +107,7 @@ async def _call_once(
 ) -> None:
     end = send_frames if method is Method.PUSH else receive_frames
     async with _dialled(own, peer, method) as line:
-        await greet(line, desk.facts(peer), desk.timing.hello, calling=True)
+        await greet(line, desk.facts(peer), desk.timing.hello, desk.over)
         greeted = time.monotonic()
         desk.status.opened(peer.node)
         _LOG.info("connected to %s (%s)", peer, method.value)
@@ -101,7 +132,7 @@ async def _dialled(own: Self, peer: Peer, method: Method) -> AsyncIterator[GrpcL
     credentials = grpc.ssl_channel_credentials(
         peer.certificate_pem, own.key_pem, own.certificate_pem
     )
-    options = client_options(peer.name)
+    options = client_options()
     async with grpc.aio.secure_channel(peer.address, credentials, options=options) as channel:
         call: Any = channel.stream_stream(path_of(method))()
         try:

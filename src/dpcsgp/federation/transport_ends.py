@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dpcsgp.errors import JournalError, RestoredBackupError, WireError
 from dpcsgp.federation import transport_messages as messages
 from dpcsgp.federation.journal import Journal
+from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.peers import Neighbours, Peer, StatusBoard
+
+_CANCEL_SECONDS = 1.0  # before a work that goes on is cancelled again
 
 
 class LineClosedError(Exception):
@@ -69,7 +73,12 @@ class Desk:
         window: how many rounds a sender can be ahead of this party's own frames.
         fail: is told when this party must not go on.
         timing: limits of a line.
-        wakers: one event per sending end, set when an own frame is released.
+        wakers: one event per end, set when there is something to send.
+        notices: everybody's starts, if parties share noise.
+        over: what to say to those who have an older version of the roster, by its digest (hex).
+        ended: why the rounds end before those of the plan, if they do; "": they do not. Then
+            nobody is dialled any more who has them all.
+        knocks: one event per neighbour, set when it has called: it is there, and can be dialled.
     """
 
     node: int
@@ -82,23 +91,31 @@ class Desk:
     fail: Callable[[JournalError], None]
     timing: Timing = Timing()
     wakers: set[asyncio.Event] = field(default_factory=set)
+    notices: NoticeBoard | None = None
+    over: Mapping[str, str] = field(default_factory=dict)
+    ended: str = ""
+    knocks: dict[int, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+
+    def wake(self) -> None:
+        """Tell all ends that there is something to send."""
+        for waker in self.wakers:
+            waker.set()
 
     def facts(self, peer: Peer) -> messages.Facts:
         """Return what this party says to a peer in a hello now."""
         return messages.Facts.now(self.roster_digest, self.node, peer.node)
 
 
-async def greet(line: Line, mine: messages.Facts, seconds: float, calling: bool) -> None:
-    """Exchange hellos; the caller begins.
+async def greet(
+    line: Line, mine: messages.Facts, seconds: float, over: Mapping[str, str] | None = None
+) -> None:
+    """Exchange hellos as the caller, who begins; `over` is that of the desk.
 
     Raises:
         WireError: something differs between the two parties; names it.
     """
-    if calling:
-        await line.send(messages.hello(mine), seconds)
-    messages.check_hello(await line.receive(seconds), mine)
-    if not calling:
-        await line.send(messages.hello(mine), seconds)
+    await line.send(messages.hello(mine), seconds)
+    messages.check_hello(await line.receive(seconds), mine, over)
 
 
 async def send_frames(line: Line, desk: Desk, peer: Peer) -> None:
@@ -120,9 +137,14 @@ async def receive_frames(line: Line, desk: Desk, peer: Peer) -> None:
     # An earlier line may have left frames that are not safe yet.
     await _acknowledge(line, desk, peer)
     arrived = asyncio.Event()
-    await first_to_end(
-        _take_frames(line, desk, peer, arrived), _keep_acknowledging(line, desk, peer, arrived)
-    )
+    if desk.notices is not None:
+        desk.wakers.add(arrived)  # notices travel against the edges too
+    try:
+        await first_to_end(
+            _take_frames(line, desk, peer, arrived), _keep_acknowledging(line, desk, peer, arrived)
+        )
+    finally:
+        desk.wakers.discard(arrived)
 
 
 async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
@@ -133,9 +155,16 @@ async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
         for task in done:
             task.result()
     finally:
-        for task in tasks:
+        await _end_all(tasks)
+
+
+async def _end_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel works until they have ended; a library may swallow a cancellation that comes late."""
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(left, timeout=_CANCEL_SECONDS)
+    await asyncio.gather(*tasks, return_exceptions=True)  # their errors have been looked at
 
 
 # The sending end.
@@ -144,7 +173,9 @@ async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
 async def _hear_holdings(line: Line, desk: Desk, peer: Peer) -> None:
     while True:
         message = await _received(line, desk, peer, desk.timing.silence)
-        if not messages.is_beat(message):
+        if (notice := messages.parsed_notice(message)) is not None:
+            await _take_notice(desk, notice)
+        elif not messages.is_beat(message):
             _heard(desk, peer, message)
 
 
@@ -163,16 +194,34 @@ def _heard(desk: Desk, peer: Peer, message: bytes) -> int:
 
 
 async def _offer(line: Line, desk: Desk, peer: Peer, next_round: int, waker: asyncio.Event) -> None:
-    """Send every own frame from a round on as soon as it is released; beat in between."""
+    """Send every own frame from a round on as soon as it is released; beat in between.
+
+    What was known when a frame was made goes before it: so notices travel with causes.
+    """
+    told = 0
     while True:
         waker.clear()  # before looking, so that no release is missed
-        while next_round < desk.journal.released:
-            await _send_frame(line, desk, peer, next_round)
-            next_round += 1
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(waker.wait(), desk.timing.beat)
-            continue
-        await _send(line, desk, peer, messages.BEAT)
+        due = True
+        while due:
+            # First a look at what is released: a notice that comes in between is sent too soon
+            # rather than too late.
+            due = next_round < desk.journal.released
+            told = await _send_notices(line, desk, peer, told)
+            if due:
+                await _send_frame(line, desk, peer, next_round)
+                next_round += 1
+        if not await _is_set_within(waker, desk.timing.beat):
+            await _send(line, desk, peer, messages.BEAT)
+
+
+async def _send_notices(line: Line, desk: Desk, peer: Peer, told: int) -> int:
+    """Pass on what came after a place of the board; return the place of the last of it."""
+    if desk.notices is None:
+        return told
+    told, news = desk.notices.after(told)
+    for notice in news:
+        await _send(line, desk, peer, messages.notice(notice))
+    return told
 
 
 async def _send_frame(line: Line, desk: Desk, peer: Peer, round_: int) -> None:
@@ -195,6 +244,9 @@ async def _take_frames(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Even
         if messages.is_beat(message):
             desk.status.reached(peer.node)
             continue
+        if (notice := messages.parsed_notice(message)) is not None:
+            await _take_notice(desk, notice)
+            continue
         # The head is judged before anything else is read.
         head, piece = messages.parsed_frame(message)
         _check_head(head, desk, peer)
@@ -207,23 +259,41 @@ async def _take_frames(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Even
         arrived.set()
 
 
+async def _take_notice(desk: Desk, body: bytes) -> None:
+    """Keep a notice and pass it on."""
+    board = desk.notices
+    if board is None:
+        raise WireError("a notice of a start, but parties of this roster share no noise")
+    try:
+        news = await asyncio.to_thread(board.accept, body)
+    except RestoredBackupError as error:
+        desk.fail(error)  # this party must not go on
+        raise WireError(str(error)) from error
+    if news is not None:
+        desk.wake()
+        with desk.journal.changed:
+            desk.journal.changed.notify_all()
+
+
 async def _keep_acknowledging(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Event) -> None:
     """Bring to the disk what has come and say so; not for each frame, a sync is costly."""
+    told = said = 0
     while True:
-        try:
-            await asyncio.wait_for(arrived.wait(), desk.timing.beat)
-        except TimeoutError:
+        told = await _send_notices(line, desk, peer, told)
+        if not await _is_set_within(arrived, desk.timing.beat):
             await _send(line, desk, peer, messages.BEAT)
             continue
         arrived.clear()
-        await _acknowledge(line, desk, peer)
-        await asyncio.sleep(desk.timing.sync)
+        if desk.journal.awaited(peer.node).rounds > said:
+            said = await _acknowledge(line, desk, peer)
+            await asyncio.sleep(desk.timing.sync)
 
 
-async def _acknowledge(line: Line, desk: Desk, peer: Peer) -> None:
+async def _acknowledge(line: Line, desk: Desk, peer: Peer) -> int:
     held = await asyncio.to_thread(desk.journal.secure, peer.node)
     await _send(line, desk, peer, messages.holding(held))
     desk.journal.told(peer.node, held.rounds)
+    return held.rounds
 
 
 def _check_head(head: messages.FrameHead, desk: Desk, peer: Peer) -> None:
@@ -240,7 +310,7 @@ def _check_head(head: messages.FrameHead, desk: Desk, peer: Peer) -> None:
             "restored from a backup or runs twice"
         )
     elif expected == 0:
-        fault = "the plan has no such round"
+        fault = desk.ended or "the plan has no such round"
     elif head.size != expected:
         fault = f"{head.size} bytes announced, every frame of this round has {expected}"
     elif head.round >= desk.journal.released + desk.window:
@@ -268,6 +338,13 @@ async def _assembled(
 
 
 # Both ends.
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 async def _received(line: Line, desk: Desk, peer: Peer, seconds: float) -> bytes:

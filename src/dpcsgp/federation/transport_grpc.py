@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from dpcsgp.errors import ConfigError
+from dpcsgp.federation.identity import ANY_PARTY
 from dpcsgp.federation.peers import Method
 from dpcsgp.federation.transport_ends import LineClosedError
 from dpcsgp.federation.transport_messages import MOST_BYTES, foreign_text
@@ -27,6 +28,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 
 SERVICE: Final = "dpcsgp.Party"
+# Connections that are still in their handshake, or of nobody: each takes a file descriptor, and a
+# party that cannot open its ledger or its checkpoint has to end.
+_MOST_STRANGERS: Final = 256
 
 # Bounds of every connection. Beats of our own go through every line, so pings are rare.
 _COMMON: Final = (
@@ -42,12 +46,12 @@ _COMMON: Final = (
 )
 
 
-def client_options(server_name: str) -> list[tuple[str, Any]]:
-    """Return the options of a channel to the party of this name."""
+def client_options() -> list[tuple[str, Any]]:
+    """Return the options of a channel to a party."""
     return [
         *_COMMON,
-        # The name in the certificate is the party's, whatever its address.
-        ("grpc.ssl_target_name_override", server_name),
+        # Not the party's own name, nor its address: this one is seen by whoever listens in.
+        ("grpc.ssl_target_name_override", ANY_PARTY),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
         # The limit of one attempt to connect, whatever its name: the system sends the first packet
@@ -56,12 +60,18 @@ def client_options(server_name: str) -> list[tuple[str, Any]]:
     ]
 
 
-def server_options(handshake_seconds: float) -> list[tuple[str, Any]]:
-    """Return the options of a server; strangers have so many seconds for their handshake."""
+def server_options(handshake_seconds: float, neighbours: int) -> list[tuple[str, Any]]:
+    """Return the options of a server.
+
+    Args:
+        handshake_seconds: that a stranger has for its handshake.
+        neighbours: number of parties that may call.
+    """
     return [
         *_COMMON,
         ("grpc.so_reuseport", 0),  # another process on this port is an error
         ("grpc.max_concurrent_streams", 8),  # calls per connection
+        ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 4 * neighbours),
         ("grpc.server_handshake_timeout_ms", round(1000 * handshake_seconds)),
         ("grpc.max_connection_idle_ms", 60_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -125,14 +135,18 @@ class GrpcLine:
 
     async def finish(self, seconds: float) -> None:
         """Let a caller's last messages get through: the other end closes the call after them."""
-        with contextlib.suppress(LineClosedError):
-            await self._within(self._stream.done_writing(), seconds, "nothing was read")
-            while True:
-                await self.receive(seconds)
+        with contextlib.suppress(LineClosedError, TimeoutError):
+            # In all: an end that goes on to speak is not listened to for ever.
+            async with asyncio.timeout(seconds):
+                await self._within(self._stream.done_writing(), seconds, "nothing was read")
+                while True:
+                    await self.receive(seconds)
 
     async def _within(self, work: Any, seconds: float, fault: str) -> Any:
         try:
-            return await asyncio.wait_for(work, seconds)
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes with a result.
+            async with asyncio.timeout(seconds):
+                return await work
         except TimeoutError:
             raise LineClosedError(f"{fault} for {seconds:g} s") from None
         except asyncio.CancelledError:

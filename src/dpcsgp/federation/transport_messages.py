@@ -9,6 +9,7 @@ has; both beat when they have nothing else to say.
 | holding | receiver: first, and after every sync | rounds, chain |
 | frame | sender | round, size, chain before, chain after, first piece |
 | piece | sender | the next bytes of the frame |
+| notice | both; senders before frames that they made later | JSON: some party's start (`notices`) |
 | beat | both, every few seconds | nothing |
 | refusal | caller, last | why it hangs up; who answers says it in the status of the call |
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
@@ -36,6 +38,7 @@ _HOLDING = struct.Struct(f"<cQ{CHAIN_BYTES}s")
 _FRAME = struct.Struct(f"<cQQ{CHAIN_BYTES}s{CHAIN_BYTES}s")
 _HELLO_KIND, _HOLDING_KIND, _FRAME_KIND, _PIECE_KIND = b"h", b"a", b"f", b"p"
 _REFUSAL_KIND: Final = b"r"
+_NOTICE_KIND: Final = b"n"
 BEAT: Final = b"b"
 _MOST_TEXT: Final = 500
 
@@ -80,19 +83,30 @@ def hello(facts: Facts) -> bytes:
     return _HELLO_KIND + json.dumps(asdict(facts)).encode()
 
 
-def check_hello(message: bytes, mine: Facts) -> None:
+def check_hello(message: bytes, mine: Facts, over: Mapping[str, str] | None = None) -> None:
     """Refuse a hello that differs from what this party would say.
+
+    Args:
+        message: the hello.
+        mine: what this party says.
+        over: what to say to those who still have an older version of the roster, by its digest.
 
     Raises:
         WireError: names everything that differs, with both values and the remedy.
     """
     theirs = _parsed_hello(message)
+    if text := (over or {}).get(theirs.roster):
+        raise WireError(text)
     differences = [
         f"{name} {getattr(theirs, name)!r} there, {getattr(mine, name)!r} here: {remedy}"
         for name, remedy in (
             ("protocol", "install the same dpcsgp release"),
             ("release", "install the same dpcsgp release"),
-            ("roster", "both parties need the same roster file"),
+            (
+                "roster",
+                "both parties need the same roster file (`dpcsgp federation show` of two "
+                "files names what differs)",
+            ),
         )
         if getattr(theirs, name) != getattr(mine, name)
     ]
@@ -107,6 +121,15 @@ def check_hello(message: bytes, mine: Facts) -> None:
         )
     if differences:
         raise WireError("; ".join(differences))
+
+
+def roster_of(message: bytes) -> str:
+    """Return the digest of the roster that a hello names, hex.
+
+    Raises:
+        WireError: the message is no hello.
+    """
+    return _parsed_hello(message).roster
 
 
 def _parsed_hello(message: bytes) -> Facts:
@@ -137,6 +160,16 @@ def frame(head: FrameHead, piece: bytes) -> bytes:
 def piece(content: bytes) -> bytes:
     """Return the message of a further piece."""
     return _PIECE_KIND + content
+
+
+def notice(content: bytes) -> bytes:
+    """Pass a notice on."""
+    return _NOTICE_KIND + content
+
+
+def parsed_notice(message: bytes) -> bytes | None:
+    """Return the notice in a message; None: it holds something else."""
+    return message[1:] if message[:1] == _NOTICE_KIND else None
 
 
 def is_beat(message: bytes) -> bool:

@@ -297,8 +297,10 @@ class TorchDistributed(Mixer):
                 raise self._health.diagnose(peer) from error
 
     def _join_group(self, backend: str) -> None:
-        """Connect to the other ranks; they meet through the store."""
-        with self._health.limit():
+        """Connect to the ranks at the other ends of this rank's edges; all meet in the store."""
+        # Without this gloo connects every rank to every other one, whatever the graph.
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+        with self._health.limit() as deadline:
             try:
                 dist.init_process_group(
                     backend,
@@ -307,6 +309,7 @@ class TorchDistributed(Mixer):
                     world_size=self._environment.world_size,
                     timeout=timedelta(seconds=0.6 * self._health.timeout),
                 )
+                self._knock(deadline)
             except RuntimeError as error:
                 self._health.raise_if_failed()
                 raise SilentPeerError(
@@ -316,6 +319,20 @@ class TorchDistributed(Mixer):
                 ) from error
         rank, world_size = self._environment.rank, self._environment.world_size
         _LOG.info("rank %d of %d: connected over %s", rank, world_size, backend)
+
+    def _knock(self, deadline: float) -> None:
+        """Exchange a byte along every edge: connect now, and fail here if that is impossible."""
+        byte_1 = torch.zeros(1, dtype=torch.uint8, device=self._device)
+        heard_S1 = byte_1.repeat(len(self._receives), 1)
+        operations = [
+            dist.P2POp(dist.irecv, heard_S1[place], rank, tag=self.senders[row])
+            for place, (row, rank) in enumerate(self._receives)
+        ]
+        operations += [
+            dist.P2POp(dist.isend, byte_1, rank, tag=self.nodes[row]) for row, rank in self._sends
+        ]
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
 
 
 def leave_group() -> None:

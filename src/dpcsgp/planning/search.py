@@ -24,7 +24,13 @@ from dpcsgp.errors import ConfigError, UnstableError
 from dpcsgp.graphs import block_disagreement, block_radius, steady_state_disagreement
 from dpcsgp.planning.diagnosis import sharing_of
 from dpcsgp.planning.outlook import Gossip, Outlook, foresee
-from dpcsgp.planning.timing import StepTimes, data_bytes, state_bytes, time_exchange, time_parts
+from dpcsgp.planning.timing import (
+    StepTimes,
+    gradient_bytes,
+    state_bytes,
+    time_exchange,
+    time_parts,
+)
 from dpcsgp.privacy import calibrate_noise
 from dpcsgp.runs.design import RunDesign, design_run
 from dpcsgp.runs.facts import Facts, declared_facts
@@ -35,13 +41,7 @@ COMPRESSORS: Final = (
     "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/64", "gsgd:8/512",
     "rand:0.5", "rand:0.1", "rand:0.02", "none",
 )  # fmt: skip
-# number, compression
-BLOCKS: Final = (
-    (10, "none"),
-    (30, "none"),
-    (3, "gsgd:8/64"),
-    (10, "gsgd:8/64"),
-)
+BLOCKS: Final = ((10, "none"), (30, "none"), (3, "gsgd:8/64"), (10, "gsgd:8/64"))
 SELDOM: Final = 3  # also try the two coarsest rotations with an exchange in every third step only
 POLISH_ROUNDS: Final = 3
 AT_THE_END: Final = "local-then-average"
@@ -154,7 +154,8 @@ def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda tex
         f"{len({(s.batch_size, s.config.algorithm.steps) for s in affordable})} cases"
     )
     # Noise and outlook only for what is left.
-    rows = mark_front([_complete(sketch, facts) for sketch in affordable])
+    gradients = {size: _gradient_bytes(ways[0].design, size, times) for size in sizes}
+    rows = mark_front([_complete(sketch, facts, gradients) for sketch in affordable])
     return Plan(rows, choose(rows), len(ways) * len(sizes) * len(STEPS))
 
 
@@ -253,8 +254,8 @@ def _sketch(way: Way, batch_size: int, steps: int, times: StepTimes) -> _Sketch:
     )
 
 
-def _complete(sketch: _Sketch, facts: Facts) -> Row:
-    """Ask the accountant and add the outlook.
+def _complete(sketch: _Sketch, facts: Facts, gradients: dict[int, int]) -> Row:
+    """Ask the accountant and add the outlook and the memory.
 
     The node with the fewest examples needs the most noise.
     """
@@ -281,10 +282,17 @@ def _complete(sketch: _Sketch, facts: Facts) -> Row:
         batch_size=sketch.batch_size,
         mixing_rate=design.mixing_rate,
         bytes_per_edge=sketch.bytes_per_edge,
-        memory_bytes=state_bytes(design) + data_bytes(design, sketch.batch_size),
+        memory_bytes=state_bytes(design) + gradients[sketch.batch_size],
         seconds=sketch.seconds,
         outlook=outlook,
     )
+
+
+def _gradient_bytes(design: RunDesign, batch_size: int, times: StepTimes) -> int:
+    """Return the memory of data and gradients with this batch size."""
+    num_nodes = design.topology.num_nodes
+    mechanism = replace(design.mechanism, expected_batch_sizes=(batch_size,) * num_nodes)
+    return gradient_bytes(replace(design, mechanism=mechanism), times)
 
 
 def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way]:
@@ -317,8 +325,8 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
     for label, algorithm, spec in exchanges:
         tell(f"timing one exchange: {label}")
         # Who exchanges nothing averages nothing: shared noise would not cancel.
-        sends = find_method(algorithm["name"]).sends
-        colluders = config.privacy.max_colluders if sends else "all"
+        method = find_method(algorithm["name"])
+        colluders = config.privacy.max_colluders if method.sends else "all"
         tried = changed(
             config,
             algorithm={
@@ -335,13 +343,14 @@ def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way
                 "max_colluders": colluders,
             },
         )
-        # More blocks than coordinates cannot be.
         if ways and algorithm.get("num_blocks", 1) > ways[0].design.dim:
             continue
         try:
-            design = design_run(tried, facts)
+            design = design_run(tried, facts, module=ways[0].design.module if ways else None)
         except UnstableError:
             continue
+        if ways:  # one copy of a large model is enough
+            design = replace(design, anchor_D=ways[0].design.anchor_D)
         silent = not tried.method.sends or design.topology.num_nodes == 1
         ways.append(Way(design, _gossip(design), 0.0 if silent else time_exchange(design)))
     return ways

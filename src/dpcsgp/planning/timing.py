@@ -1,8 +1,8 @@
-"""Time a few steps on random inputs of the declared shapes; no data set is opened.
+"""Time the parts of a step on random inputs of the declared shapes; no data set is opened.
 
-The parts of a step are timed one by one, so that a handful of timings serves all plans: private
-gradients (linear in the batch size), one exchange for each way of exchanging, one evaluation, one
-checkpoint, one entry of the ledger.
+Each part is timed once at a small size and scaled up, so that a handful of timings serves all plans
+and models of any size: private gradients (`pass_costs`), one exchange for each way of exchanging,
+one evaluation, one checkpoint, one entry of the ledger.
 
 Legend: N nodes, E examples, D coordinates.
 """
@@ -19,20 +19,40 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from dpcsgp import training
 from dpcsgp.config import Config
+from dpcsgp.modes import evaluation_mode
 from dpcsgp.network import Simulator
-from dpcsgp.privacy import GaussianMechanism
+from dpcsgp.planning.pass_costs import PassCosts, measure_passes, places_of_step, rows_at_once
+from dpcsgp.privacy import clipping_engine
+from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.randomness import PublicRandomness
-from dpcsgp.runs.build import build_run
-from dpcsgp.runs.data import BuiltinData
+from dpcsgp.records.files import write_atomically
 from dpcsgp.runs.design import RunDesign
-from dpcsgp.runs.folder import ResultsFolder, new_run_id
+from dpcsgp.tasks import LossPerExample
 from dpcsgp.tasks.downloads.catalogue import PUBLISHED
+from dpcsgp.tasks.supervised import LOSSES
 
-_POOL: Final = 2000  # random examples per node; batches are drawn from them again and again
-_LONG_ENOUGH: Final = 0.4  # seconds of a gradient step after which the batch is not enlarged
+_ROWS: Final = 8  # random examples
+_EXCHANGED: Final = 2**17  # coordinates of a timed exchange
+_WRITTEN: Final = 2**22  # bytes of a timed file
 _DIGITS_TEST: Final = 297  # test examples of scikit-learn's digits
+# Vectors per node beside the state, copies of examples and sets of rows in the check at the start:
+# as found in the peaks of real runs (docs/performance.md).
+_VECTORS: Final = 20
+_COPIES_OF_DATA: Final = 2
+_COPIES_OF_BATCH: Final = 3
+_SETS_OF_ROWS: Final = 4
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PublicRows:
+    """A few public or random examples, their loss, and how many test examples there will be."""
+
+    inputs: Tensor
+    targets: Tensor
+    loss: LossPerExample
+    num_test: int
 
 
 @final
@@ -48,6 +68,9 @@ class StepTimes:
     evaluation: float
     checkpoint: float
     entry: float
+    passes: PassCosts
+    engine: CheckedEngine
+    inputs: Tensor
 
     def seconds(self, config: Config, batch_size: int, exchange: float) -> float:
         """Predict the seconds of a whole run."""
@@ -65,39 +88,46 @@ class StepTimes:
         )
 
 
-def time_parts(design: RunDesign) -> StepTimes:
-    """Time everything but the exchange, on a real run over random examples."""
-    # the ledger, the metrics and the checkpoint go to a real disk, as in training
-    with tempfile.TemporaryDirectory() as folder:
-        results = ResultsFolder(Path(folder), new_run_id())
-        run = build_run(design, _random_data(design), Simulator(design.topology), results)
-        model_ND = design.anchor_D.expand(design.topology.num_nodes, -1).contiguous()
-        fixed, per_example = _time_gradients(run, model_ND)
-        state = run.algorithm.init(model_ND, design.anchor_D)
-        progress = training.Progress(state, run.optimizer.init(model_ND))
-        nodes, ledger, mechanism = run.network.nodes, run.gradients.ledger, run.gradients.mechanism
-        events = {node: mechanism.event(row) for row, node in enumerate(nodes)}
-        entry = _time(lambda: ledger.record(0, run.gradients.attempt, events), repeats=1)
-        return StepTimes(
-            fixed=fixed,
-            per_example=per_example,
-            evaluation=_time(lambda: training.record(run, progress), repeats=1),
-            checkpoint=_time(lambda: training.save_checkpoint(run, progress), repeats=1),
-            entry=entry,
-        )
+def time_parts(design: RunDesign, rows: PublicRows | None = None) -> StepTimes:
+    """Time everything but the exchange, at small sizes and scaled up.
+
+    Args:
+        design: the run that is planned.
+        rows: public examples, their loss and their number; None: random ones of the declared shapes
+            under cross-entropy.
+    """
+    rows = rows or random_rows(design)
+    views, num_nodes = design.config.task.augmentation_multiplicity, design.topology.num_nodes
+    engine = clipping_engine(design.module, rows.loss, views)
+    costs = measure_passes(engine, design.module, rows.inputs, rows.targets, views)
+    models = num_nodes + 1  # evaluated: every node's and the average
+    return StepTimes(
+        fixed=num_nodes * costs.seconds_fixed,
+        per_example=num_nodes * costs.seconds_per_row,
+        evaluation=models * rows.num_test * _forward_seconds(design, rows),
+        checkpoint=_disk_seconds(state_bytes(design) // 2),
+        entry=num_nodes * _disk_seconds(512),
+        passes=costs,
+        engine=engine,
+        inputs=rows.inputs,
+    )
 
 
 def time_exchange(design: RunDesign) -> float:
-    """Time one exchange of random models, all nodes in this process."""
+    """Time one exchange of random models, all nodes in this process.
+
+    Only the first coordinates of large models are exchanged: the time grows with their number.
+    """
     network = Simulator(design.topology)
     public = PublicRandomness(design.config.run.seed, network.nodes)
-    algorithm = design.algorithm
-    start_ND = design.anchor_D.expand(len(network.nodes), -1).clone()
+    algorithm, anchor_D = design.algorithm, design.anchor_D[:_EXCHANGED]
+    start_ND = anchor_D.expand(len(network.nodes), -1).clone()
     state = algorithm.descend(
-        algorithm.init(start_ND, design.anchor_D), torch.randn_like(start_ND).mul_(1e-3)
+        algorithm.init(start_ND, anchor_D), torch.randn_like(start_ND).mul_(1e-3)
     )
     state = algorithm.gossip(state, network, public)  # the first round also fills caches
-    return _time(lambda: algorithm.gossip(state, network, public), repeats=2)
+    seconds = _time(lambda: algorithm.gossip(state, network, public), repeats=2)
+    return seconds * design.dim / anchor_D.numel()
 
 
 def state_bytes(design: RunDesign) -> int:
@@ -105,80 +135,48 @@ def state_bytes(design: RunDesign) -> int:
 
     State, momentum, gradients and the scratch of one exchange.
     """
-    # one row of every state tensor, and six more vectors per node
-    state = design.algorithm.init(design.anchor_D[None], design.anchor_D)
+    # one row of every state tensor, and more vectors per node; of a few coordinates, scaled up
+    anchor_D = design.anchor_D[:_EXCHANGED]
+    state = design.algorithm.init(anchor_D[None], anchor_D)
     row = sum(value.nbytes for value in state if isinstance(value, Tensor) and value.ndim == 2)
-    return design.topology.num_nodes * (row + 6 * design.anchor_D.nbytes)
+    per_node = (row + _VECTORS * anchor_D.nbytes) * design.dim // anchor_D.numel()
+    return design.topology.num_nodes * per_node
 
 
-def data_bytes(design: RunDesign, batch_size: int) -> int:
-    """Estimate the memory of all nodes' examples, and of one batch with its activations."""
-    values = 4 * torch.Size(design.facts.input_shape).numel()
-    activations = 4 * sum(getattr(layer, "out_features", 0) for layer in design.module.modules())
-    return sum(design.facts.num_examples) * values + design.topology.num_nodes * batch_size * (
-        values + activations
-    )
+def gradient_bytes(design: RunDesign, times: StepTimes) -> int:
+    """Estimate the memory of the data of all nodes, and of a step's private gradients."""
+    rows, together = rows_at_once(design, times.engine, times.inputs)
+    example = times.inputs[0].nbytes
+    # Where nodes pass together, the check of rows at the start holds several sets of them.
+    per_row = times.passes.bytes_per_row + (_SETS_OF_ROWS * example if together else 0)
+    data = _COPIES_OF_DATA * sum(design.facts.num_examples) * example
+    batch = _COPIES_OF_BATCH * places_of_step(design) * example
+    return int(data + batch + times.passes.bytes_fixed + rows * per_row)
 
 
-def _time_gradients(run: training.Run, model_ND: Tensor) -> tuple[float, float]:
-    """Return (fixed, per example) seconds of the private gradients, from two batch sizes.
-
-    The size is doubled until a step takes long enough or the data are used up.
-    """
-    smallest = min(run.gradients.mechanism.num_examples)
-    sizes = [size for size in (2**k for k in range(3, 20)) if size <= smallest] or [smallest]
-    times = [(sizes[0], _time_release(run, model_ND, sizes[0]))]
-    for size in sizes[1:]:
-        times.append((size, _time_release(run, model_ND, size)))
-        if times[-1][1] > _LONG_ENOUGH:
-            break
-    # A line through the largest size and the one three doublings before: smaller sizes are mostly
-    # overhead, and noise of the clock could make their slope negative.
-    (small, first), (large, last) = times[max(len(times) - 4, 0)], times[-1]
-    slope = max((last - first) / (large - small), 0.0) if large > small else 0.0
-    return max(last - slope * large, 0.0), slope
-
-
-def _time_release(run: training.Run, model_ND: Tensor, batch_size: int) -> float:
-    """Time private gradients of batches of this size, without budget and ledger."""
-    num_nodes, gradients = len(run.network.nodes), run.gradients
-    stated = gradients.mechanism
-    mechanism = GaussianMechanism(
-        stated.clip_norm,
-        (1.0,) * num_nodes,
-        (batch_size,) * num_nodes,
-        stated.num_examples,
-        stated.sampling,
-    )
-
-    def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
-        # more examples are declared than the pool holds
-        inputs, targets = run.task.examples(indices_NE % _POOL)
-        if gradients.augment is not None:
-            inputs = gradients.augment(inputs, gradients.random, 0)
-        (shape,) = mechanism.rows_of_same_shape()
-        return gradients.engine.clipped_sum(
-            model_ND, inputs, targets, present_NE, mechanism.clip_norm, shape
-        )
-
-    def release() -> Tensor:
-        return mechanism.release(clipped_sum, 0, gradients.random, [True] * num_nodes)
-
-    return _time(release, repeats=2)
-
-
-def _random_data(design: RunDesign) -> BuiltinData:
-    """Return random examples of the declared shapes: a pool per node, and a test set."""
-    facts = design.facts
-    pool = min(max(facts.num_examples), _POOL)
-    num_nodes = len(facts.num_examples)
-    name = design.config.task.name
+def random_rows(design: RunDesign) -> PublicRows:
+    """Return a few random examples of the declared shapes, for classification."""
+    facts, name = design.facts, design.config.task.name
     num_test = PUBLISHED[name].shapes.test_labels[0] if name in PUBLISHED else _DIGITS_TEST
-    labels = torch.arange(pool * num_nodes) % facts.num_classes
-    parts = [torch.arange(pool * node, pool * (node + 1)) for node in range(num_nodes)]
-    # evaluation takes as long as on the published test set
-    test = (torch.rand(num_test, *facts.input_shape), torch.arange(num_test) % facts.num_classes)
-    return BuiltinData(torch.rand(len(labels), *facts.input_shape), labels, parts, test, facts)
+    inputs = torch.rand(_ROWS, *facts.input_shape)
+    return PublicRows(
+        inputs, torch.arange(_ROWS) % facts.num_classes, LOSSES["cross_entropy"][0], num_test
+    )
+
+
+def _forward_seconds(design: RunDesign, rows: PublicRows) -> float:
+    """Time one example of an evaluation."""
+    with torch.no_grad(), evaluation_mode(design.module):
+        return _time(lambda: design.module(rows.inputs), repeats=1) / len(rows.inputs)
+
+
+def _disk_seconds(num_bytes: int) -> float:
+    """Time a file that is brought to the disk, up to a size; larger ones are scaled up."""
+    written = min(num_bytes, _WRITTEN)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        seconds = _time(lambda: write_atomically(path, bytes(written)), repeats=1)
+    return seconds * num_bytes / written
 
 
 def _time(action: Callable[[], Any], repeats: int) -> float:

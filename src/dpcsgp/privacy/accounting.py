@@ -165,7 +165,13 @@ def _may_overflow(event: ReleaseEvent) -> bool:
 
 
 def calibrate_noise(
-    *, epsilon: float, delta: float, sampling_rate: float, steps: int, sampling: str = "poisson"
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    sampling: str = "poisson",
+    spent: Iterable[tuple[ReleaseEvent, int]] = (),
 ) -> float:
     """Return the smallest noise multiplier whose verified eps is at most `epsilon`.
 
@@ -175,10 +181,12 @@ def calibrate_noise(
         sampling_rate: expected batch size / declared number of examples, in (0, 1].
         steps: number of releases, one per gradient step; from 0 to 10^9.
         sampling: "poisson" or "uniform".
+        spent: what was released before and counts against the same budget.
 
     Returns:
         Standard deviation of the noise on the sum, in clip norms; its eps is within 0.1 % of the
-        budget. Zero for no steps.
+        budget. Zero for no steps. The noise of the last release that was spent, where that is such
+        a number.
 
     Raises:
         ConfigError: for a value outside of its range, a budget that nearly no noise would meet,
@@ -192,19 +200,29 @@ def calibrate_noise(
     check_delta(delta)
     check_steps(steps)
     ReleaseEvent.of(sampling, sampling_rate, 1.0)  # refuses bad sampling settings by name
-    return _calibrated(float(epsilon), float(delta), float(sampling_rate), int(steps), sampling)
+    return _calibrated(
+        float(epsilon), float(delta), float(sampling_rate), int(steps), sampling, tuple(spent)
+    )
 
 
 @lru_cache(maxsize=1024)
 def _calibrated(
-    target: float, delta: float, sampling_rate: float, steps: int, sampling: str
+    target: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    sampling: str,
+    spent: tuple[tuple[ReleaseEvent, int], ...],
 ) -> float:
     if steps == 0:
         return 0.0
 
     def verified(noise: float) -> float:
-        return composed_epsilon([(ReleaseEvent.of(sampling, sampling_rate, noise), steps)], delta)
+        event = ReleaseEvent.of(sampling, sampling_rate, noise)
+        return composed_epsilon([*spent, (event, steps)], delta)
 
+    if spent and 0.999 * target <= verified(spent[-1][0].noise_multiplier) <= target:
+        return spent[-1][0].noise_multiplier
     low, high = _bracket(verified, target)
     if low is None:
         raise ConfigError(

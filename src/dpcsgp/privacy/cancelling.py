@@ -17,6 +17,21 @@ j to the ground; (S^-1)_ii is the resistance from i to the ground. Taking a node
 own noise smaller, can only raise it (Rayleigh's monotonicity law). So of all ways to choose k
 colluders the worst takes the k others with the largest own noise: no search is needed.
 
+Pairs that fail to cancel. If the two ends of a pair draw different streams (their keys differ), the
+noise of both is independent: of S only the entries ij and ji change, from -shared^2 to 0. If a node
+stays silent whose pairs the others still draw, its row and column are struck out of S. Neither ever
+hides a node less: 1 / (S^-1)_kk does not fall, whichever pairs fail and whoever is silent.
+
+    Proof. Let the entries ij and ji grow by t from -shared^2 to 0, one pair after the other. All
+    along, S is symmetric, its off-diagonal entries are at most 0 and its rows add up to own_i^2 > 0
+    or more: it is diagonally dominant, hence positive definite and an M-matrix, and S^-1 has no
+    negative entry. So d(S^-1)_kk / dt = -2 (S^-1)_ki (S^-1)_jk <= 0. Silence: 1 / (S^-1)_kk is the
+    variance of k's noise given all the other releases, and grows if fewer of them are given.
+
+So eps, which is computed as if all pairs cancelled, holds whatever pairs fail to agree on; only the
+average gets noisier. (Leaving a pair's noise out at one end would be another thing: the partner may
+then be hidden less. Whoever cannot agree must draw the same amount from a stream of its own.)
+
 Reference: Allouah et al., "The privacy power of correlated noise in decentralized learning" (2024).
 """
 

@@ -29,6 +29,11 @@ class NeighbouringRelation(enum.StrEnum):
     REPLACE_ONE = "replace one example"
 
 
+Unit = Literal["example", "person"]
+UNITS: Final = ("example", "person")
+_WITH_ALL: Final = {"example": "", "person": " with all rows"}
+
+
 _RELATIONS: Final[dict[str, NeighbouringRelation]] = {
     "poisson": NeighbouringRelation.ADD_OR_REMOVE_ONE,
     "uniform": NeighbouringRelation.REPLACE_ONE,
@@ -50,6 +55,15 @@ def neighbouring_relation(sampling: str) -> NeighbouringRelation:
     if sampling not in _RELATIONS:
         raise ConfigError(f"privacy.sampling = {sampling!r}: expected 'poisson' or 'uniform'")
     return _RELATIONS[sampling]
+
+
+def relation_of_unit(relation: NeighbouringRelation, unit: str) -> str:
+    """Return a relation in words, for the unit of privacy: an example, or a person.
+
+    >>> relation_of_unit(NeighbouringRelation.REPLACE_ONE, "person")
+    'replace one person with all rows'
+    """
+    return str(relation).replace("one example", f"one {unit}{_WITH_ALL[unit]}")
 
 
 def check_epsilon(epsilon: float) -> None:

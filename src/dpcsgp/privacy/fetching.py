@@ -1,21 +1,28 @@
-"""Fetch the drawn examples; rows that are read from a dataset get secret seeds, one per place.
+"""Fetch the drawn examples pass by pass, so that no more are held at a time than run together.
 
-A random transform makes an example's view. It must not depend on which other examples were drawn,
-and nobody may foretell it by place: taking one example out moves others to other places. So every
-place of every step has a seed from its node's private stream.
+Rows that are read from a dataset get secret seeds, one per place. A random transform makes an
+example's view. It must not depend on which other examples were drawn, and nobody may foretell it by
+place: taking one example out moves others to other places. So every place of every step has a seed
+from its node's private stream.
 
-Legend: N hosted nodes, E places for examples.
+A unit of several rows (one person's, say) is drawn and clipped as one example. Of a unit with more
+rows than the public cap so many are chosen at random at every draw, by words of the private stream
+that belong to its place: a random view of the unit that depends on no other one.
+
+Legend: N hosted nodes that share passes, E places for examples, M rows of a unit at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpcsgp.privacy.clipping.contract import Fetched
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.randomness import PrivateRandomness
 
@@ -23,8 +30,13 @@ from dpcsgp.randomness import PrivateRandomness
 class HeldExamples(Protocol):
     """Examples in memory."""
 
-    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs (N, E, ...) and targets (N, E, ...) by each node's own numbers."""
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return inputs (N, E, ...) and targets (N, E, ...) by each node's own numbers.
+
+        `rows` says which of the hosted nodes they are; None: all.
+        """
         ...
 
 
@@ -33,7 +45,11 @@ class ReadExamples(Protocol):
     """Examples that are read, and made random views of, when they are drawn."""
 
     def read_examples(
-        self, indices_NE: Tensor, seeds_NE: Tensor, widths_N: Sequence[int]
+        self,
+        indices_NE: Tensor,
+        seeds_NE: Tensor,
+        widths_N: Sequence[int],
+        rows: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs, targets, and which places (N, E) could be read.
 
@@ -42,32 +58,146 @@ class ReadExamples(Protocol):
         ...
 
 
-def fetch_examples(
-    source: HeldExamples,
-    indices_NE: Tensor,
-    present_NE: Tensor,
-    shapes_N: Sequence[PassShape],
-    random: PrivateRandomness,
-    step: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs (N, E, ...), targets (N, E, ...), and which places hold an example.
+@runtime_checkable
+class UnitExamples(Protocol):
+    """Examples that are units of several rows."""
+
+    @property
+    def rows(self) -> HeldExamples:
+        """Where the single rows are, by their numbers."""
+        ...
+
+    @property
+    def max_rows_per_unit(self) -> int:
+        """The public cap on the rows of a unit."""
+        ...
+
+    def rows_of_unit(self, row: int, unit: int) -> np.ndarray:
+        """Return the numbers of all rows of one unit of a hosted node."""
+        ...
+
+
+class Augment(Protocol):
+    """Random views of examples, drawn from a private stream."""
+
+    def __call__(
+        self,
+        inputs: Tensor,
+        random: PrivateRandomness,
+        step: int,
+        rows: Sequence[int] | None = None,
+        first_place: int = 0,
+    ) -> Tensor:
+        """Turn inputs (N, E, ...) into views (N, E, M, ...), without the axis M if M = 1.
+
+        `rows` says which of the hosted nodes they are (None: all), and `first_place` which place of
+        the batch is the first one.
+        """
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class DrawnBatch:
+    """The drawn batch of some hosted nodes that share passes; called with places, it fetches them.
 
     A row that cannot be read counts as a blank, and nobody is told. Rows are read for all places of
     a node's passes, taken or not: the time it takes follows public shapes, as the passes do.
+
+    Attributes:
+        source: where the examples are.
+        rows: which of the hosted nodes these are.
+        indices_NE: who is drawn, by each node's own numbers.
+        present_NE: which places are taken, by an example that the node really holds.
+        shape: the public shape of the nodes' passes.
+        random: the secret streams of all hosted nodes.
+        step: number of the gradient step.
+        augment: random views of an example, if any.
     """
-    if not isinstance(source, ReadExamples):
-        return *source.examples(indices_NE), present_NE
-    num_nodes, num_places = indices_NE.shape
-    words = [
-        random.row_bytes("views of rows", step, row, 8 * num_places) for row in range(num_nodes)
-    ]
-    seeds_NE = torch.from_numpy(np.stack(words).view(np.int64)) & (2**63 - 1)
-    widths_N = [
-        min(shape.width(_places_taken(present_E)), num_places)
-        for shape, present_E in zip(shapes_N, present_NE, strict=True)
-    ]
-    inputs, targets, readable_NE = source.read_examples(indices_NE, seeds_NE, widths_N)
-    return inputs, targets, present_NE & readable_NE
+
+    source: HeldExamples
+    rows: Sequence[int]
+    indices_NE: Tensor
+    present_NE: Tensor
+    shape: PassShape
+    random: PrivateRandomness
+    step: int
+    augment: Augment | None = None
+
+    def __call__(self, places: slice) -> Fetched:
+        """Return inputs (N, E, ...), targets (N, E, ...), and which of these places are taken."""
+        if isinstance(self.source, UnitExamples):
+            return self._units(self.source, places)
+        indices_NE, present_NE = self.indices_NE[:, places], self.present_NE[:, places]
+        inputs, targets, readable_NE = self._fetch(self.source, indices_NE, places, 1)
+        if self.augment is not None:  # per example and before clipping
+            inputs = self.augment(inputs, self.random, self.step, self.rows, places.start)
+        return Fetched(inputs, targets, (present_NE & readable_NE).to(inputs.device))
+
+    def _fetch(
+        self, source: HeldExamples, indices_NE: Tensor, places: slice, rows_each: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the rows with these numbers, `rows_each` for every place, and which are there."""
+        if not isinstance(source, ReadExamples):
+            found = source.examples(indices_NE, self.rows)
+            return *found, torch.ones_like(indices_NE, dtype=torch.bool)
+        first, stop = places.start * rows_each, places.start * rows_each + indices_NE.shape[1]
+        words = [
+            self.random.row_bytes("views of rows", self.step, row, 8 * stop)[8 * first :]
+            for row in self.rows
+        ]
+        seeds_NE = torch.from_numpy(np.stack(words).view(np.int64)) & (2**63 - 1)
+        # A node that drew no more than is planned for has no further passes.
+        widths_N = [
+            indices_NE.shape[1] if places.start < self.shape.width(_places_taken(taken_E)) else 0
+            for taken_E in self.present_NE
+        ]
+        return source.read_examples(indices_NE, seeds_NE, widths_N, self.rows)
+
+    def _units(self, source: UnitExamples, places: slice) -> Fetched:
+        """Return the rows of the units in these places: (N, E, M, ...)."""
+        present_NE = self.present_NE[:, places]
+        numbers_NEM, filled_NEM = self._chosen_rows(source, places)
+        most = source.max_rows_per_unit
+        *parts, readable = self._fetch(source.rows, numbers_NEM.flatten(1), places, most)
+        inputs, targets = (part.unflatten(1, (-1, most)) for part in parts)
+        filled_NEM &= readable.view_as(filled_NEM)
+        present_NE = (present_NE & filled_NEM.any(dim=2)).to(inputs.device)
+        filled_NEM = filled_NEM.to(inputs.device)
+        if most == 1:
+            return Fetched(inputs[:, :, 0], targets[:, :, 0], present_NE)
+        inputs, targets = (_with_copies(part, filled_NEM) for part in (inputs, targets))
+        return Fetched(inputs, targets, present_NE, filled_NEM)
+
+    def _chosen_rows(self, source: UnitExamples, places: slice) -> tuple[Tensor, Tensor]:
+        """Return row numbers (N, E, M) of the units in these places, and which of them count."""
+        most, (num_nodes, num_places) = source.max_rows_per_unit, self.indices_NE[:, places].shape
+        numbers_NEM = np.zeros((num_nodes, num_places, most), dtype=np.int64)
+        filled_NEM = np.zeros(numbers_NEM.shape, dtype=bool)
+        for node, place in self.present_NE[:, places].nonzero().tolist():
+            number = places.start + place
+            own = source.rows_of_unit(self.rows[node], int(self.indices_NE[node, number]))
+            if len(own) > most:
+                # The rows with the smallest of random keys are a uniformly random subset.
+                words = self.random.row_bytes(
+                    f"rows of unit {number}", self.step, self.rows[node], 8 * len(own)
+                ).view(np.uint64)
+                own = own[np.argpartition(words, most - 1)[:most]]
+            numbers_NEM[node, place, : len(own)] = own
+            filled_NEM[node, place, : len(own)] = True
+        return torch.from_numpy(numbers_NEM), torch.from_numpy(filled_NEM)
+
+
+def _with_copies(part: Tensor, filled_NEM: Tensor) -> Tensor:
+    """Put copies of a unit's first row where it has none.
+
+    Their loss counts for nothing, and whatever fails in them fails in that row as well.
+    """
+    extra = [1] * (part.dim() - 3)
+    first_NE1 = filled_NEM.to(torch.uint8).argmax(dim=2, keepdim=True)
+    index = first_NE1.view(*first_NE1.shape, *extra).expand(-1, -1, 1, *part.shape[3:])
+    filled = filled_NEM.view(*filled_NEM.shape, *extra)
+    return torch.where(filled, part, part.gather(2, index))
 
 
 def _places_taken(present_E: Tensor) -> int:

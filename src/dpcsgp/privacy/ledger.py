@@ -21,7 +21,7 @@ from typing import Any, Self, final
 
 from dpcsgp.errors import LedgerError
 from dpcsgp.privacy.accounting import composed_epsilon
-from dpcsgp.privacy.events import ReleaseEvent
+from dpcsgp.privacy.events import ReleaseEvent, Unit
 from dpcsgp.privacy.ledger_disk import (
     LedgerLock,
     allow_open_files,
@@ -155,10 +155,10 @@ class Ledger:
         self.write(step, attempt, event)
         self.sync()
 
-    def write(self, step: int, attempt: int, event: ReleaseEvent) -> None:
+    def write(self, step: int, attempt: int, event: ReleaseEvent, *, lost: bool = False) -> None:
         """Hand one release to the operating system; it counts only after `sync`."""
         descriptor = self._open_descriptor()
-        record = release_record(self.start, int(step), int(attempt), event)
+        record = release_record(self.start, int(step), int(attempt), event, lost)
         line, digest = encode_line(record, self.head)
         try:
             # Unbuffered: what Python would keep back, a crash would lose.
@@ -187,6 +187,10 @@ class Ledger:
     def has(self, step: int, attempt: int) -> bool:
         """Say whether the release of this step by this start is recorded."""
         return (step, attempt) in self._contents.places
+
+    def steps(self) -> set[int]:
+        """Return the steps of all releases whose step is known."""
+        return {step for step, _ in self._contents.places}
 
     def epsilon(self, delta: float | None = None) -> float:
         """Return the eps of everything recorded, at the header's delta unless another is given."""
@@ -253,6 +257,8 @@ class LedgerBook:
         deltas: per node in the order of `nodes`, for these headers.
         events: per node, what a torn first record would be counted as.
         private: whether noise is fresh; False for runs with `privacy.seed`.
+        unit: what is promised privacy as a whole, an example or a person.
+        begun_as: numbers under which the ledgers were begun, in files and headers; None: `nodes`.
 
     Raises:
         LedgerError: for a ledger that is damaged, in use, of another run, or cannot be written.
@@ -268,11 +274,13 @@ class LedgerBook:
         deltas: Sequence[float] | None = None,
         events: Sequence[ReleaseEvent | None] | None = None,
         private: bool = True,
+        unit: Unit = "example",
+        begun_as: Sequence[int] | None = None,
     ) -> None:
-        self.nodes = tuple(nodes)
+        self.nodes, numbers = tuple(nodes), tuple(nodes if begun_as is None else begun_as)
         self._ledgers: dict[int, Ledger] = {}
         allow_open_files(2 * len(self.nodes))
-        paths = [folder / f"node-{node:04d}.jsonl" for node in self.nodes]
+        paths = [folder / f"node-{node:04d}.jsonl" for node in numbers]
         # all locks before the first read: nobody may append between reading and writing
         locks = {lock.ledger: lock for lock in lock_in_order(paths)}
         self._pool = ThreadPoolExecutor(
@@ -281,7 +289,7 @@ class LedgerBook:
 
         def start(row: int) -> None:
             delta, event = float(deltas[row]) if deltas else None, events[row] if events else None
-            header = LedgerHeader(run_id, self.nodes[row], config, delta, event, private)
+            header = LedgerHeader(run_id, numbers[row], config, delta, event, private, unit)
             self._ledgers[self.nodes[row]] = Ledger.under(locks[paths[row]], header)
             _refuse_foreign(paths[row], self._ledgers[self.nodes[row]].header, header)
 
@@ -300,6 +308,16 @@ class LedgerBook:
         for ledger, event in zip(ledgers, events_by_node.values(), strict=True):
             ledger.write(step, attempt, event)
         self._all(Ledger.sync, ledgers)
+
+    def record_lost(self, node: int, events_by_step: Mapping[int, ReleaseEvent]) -> int:
+        """Append releases whose lines were lost, unless they are here; return how many lacked."""
+        ledger, attempt = self._ledger(node), self.next_attempt()
+        known = ledger.steps()
+        lost = {step: event for step, event in events_by_step.items() if step not in known}
+        for step, event in lost.items():
+            ledger.write(step, attempt, event, lost=True)
+        ledger.sync()
+        return len(lost)
 
     def heads(self) -> dict[str, list[Any]]:
         """Return node -> [head, count], for the checkpoint."""

@@ -10,6 +10,8 @@ batch sizes, indices, losses or norms.
 Releases that share noise with other nodes (format 3) also say how well they hide from 0, 1, ...
 colluders (`by_colluders`) and how many of them the promise allows for (`max_colluders`).
 
+The header of a ledger whose unit of privacy is a person with all rows (format 4) says so (`unit`).
+
 `start` is a random public name of the start that wrote the line: two copies of a ledger that are
 both continued have different lines from there on. Format 1 had none; such a ledger is read and
 continued, and its new lines have one.
@@ -32,11 +34,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpcsgp.errors import ConfigError, LedgerError
-from dpcsgp.privacy.events import ReleaseEvent
+from dpcsgp.privacy.events import UNITS, ReleaseEvent, Unit
 
 FORMAT: Final = 2  # of new ledgers; a change of any line's bytes needs another number
 SHARED_FORMAT: Final = 3  # of ledgers whose releases share noise with other nodes
-_READ_FORMATS: Final = (1, FORMAT, SHARED_FORMAT)
+UNIT_FORMAT: Final = 4  # of ledgers whose unit of privacy is not a single example
+_READ_FORMATS: Final = (1, FORMAT, SHARED_FORMAT, UNIT_FORMAT)
 GENESIS: Final = "0" * 32
 _DIGEST_BYTES: Final = 16
 _LONGEST_LINE: Final = 4096  # far longer than any record: more is damage
@@ -59,6 +62,7 @@ class LedgerHeader:
     delta: float | None = None
     event: ReleaseEvent | None = None
     private: bool = True
+    unit: Unit = "example"
 
     def as_record(self, start: str) -> dict[str, Any]:
         """Return the header's line as a dict, without chain fields."""
@@ -67,6 +71,8 @@ class LedgerHeader:
         about = {**own, "private": self.private, **_event_fields(self.event)}
         shares = self.event is not None and self.event.max_colluders is not None
         number = SHARED_FORMAT if shares else FORMAT
+        if self.unit != "example":
+            number, about = UNIT_FORMAT, {**about, "unit": self.unit}
         return {"kind": "header", "format": number, "start": start, **about}
 
     @classmethod
@@ -92,7 +98,10 @@ class LedgerHeader:
             raise _DamagedLineError("header fields are missing")
         if delta is not None and not (isinstance(delta, float) and 0 < delta < 1):
             raise _DamagedLineError("header delta is not between 0 and 1")
-        return cls(run_id, node, config, delta, event, private)
+        unit = record.get("unit", "example")
+        if unit not in UNITS:
+            raise _DamagedLineError("header unit is neither an example nor a person")
+        return cls(run_id, node, config, delta, event, private, unit)
 
 
 @dataclass(frozen=True)
@@ -170,10 +179,16 @@ def new_start() -> str:
     return os.urandom(_START_BYTES).hex()
 
 
-def release_record(start: str, step: int, attempt: int, event: ReleaseEvent) -> dict[str, Any]:
-    """Return the line of a release as a dict, without chain fields."""
+def release_record(
+    start: str, step: int, attempt: int, event: ReleaseEvent, lost: bool = False
+) -> dict[str, Any]:
+    """Return the line of a release as a dict, without chain fields.
+
+    `lost`: its own line was lost with a disk and is written anew. Every release of this package
+    counts such a line as any other.
+    """
     place = {"start": start, "step": step, "attempt": attempt}
-    return {"kind": "release", **place, **_event_fields(event)}
+    return {"kind": "release", **place, **({"lost": True} if lost else {}), **_event_fields(event)}
 
 
 def torn_record(start: str, event: ReleaseEvent, fragment: bytes) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.privacy.events import ReleaseEvent, Sampling
 from dpcsgp.privacy.noise import SENSITIVITY_SLACK, add_noise_, add_rounded_
 from dpcsgp.privacy.pair_noise import PairNoise
-from dpcsgp.privacy.passes import PassShape, pass_shape
+from dpcsgp.privacy.passes import MOST_PLACES, PassShape, pass_shape
 from dpcsgp.privacy.shared_noise import SharedNoise
 from dpcsgp.randomness import PrivateRandomness
 
@@ -48,6 +48,8 @@ class GaussianMechanism:
         num_examples: declared, public numbers of examples; per node.
         sampling: "poisson" or "uniform".
         fixed_places: for engines whose rows depend on their place (see `passes`).
+        most_places: of a pass; fewer take less memory and change nothing that is released but
+            rounding.
         shared: own and shared noise of all nodes of the run, if pairs of nodes share noise; the
             noise multipliers are then those that it amounts to.
         pairs: the hosted nodes' part of it, with their secrets; None: a design without keys.
@@ -62,6 +64,7 @@ class GaussianMechanism:
     num_examples: tuple[int, ...]
     sampling: Sampling = "poisson"
     fixed_places: bool = False
+    most_places: int = MOST_PLACES
     shared: SharedNoise | None = None
     pairs: PairNoise | None = None
 
@@ -99,7 +102,7 @@ class GaussianMechanism:
         """The public shape of each node's passes."""
         sizes = zip(self.expected_batch_sizes, self.num_examples, strict=True)
         return tuple(
-            pass_shape(max(batch, 1), total, self.sampling, self.fixed_places)
+            pass_shape(max(batch, 1), total, self.sampling, self.fixed_places, self.most_places)
             for batch, total in sizes
         )
 

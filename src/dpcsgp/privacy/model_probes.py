@@ -47,6 +47,7 @@ _SIZES: Final = (1.0, 1.0, 30.0, -30.0, 30.0, -30.0, 1e-3, -1.0)
 _LADDER: Final = (17, 33, 65, 129, 257, 5, 3, 2)  # just above the likely thresholds
 _SUM_SIZES: Final = (17, 65, 257)
 _SUM_TOLERANCE: Final = 1e-3
+_FEWEST_KEPT: Final = 0.25  # of the clip norm, where ghost norms clip harder
 _NO_CLIPPING: Final = 2.0**60
 # Limits of what is not needed but telling: together a few seconds on one core.
 _MOST_WORK: Final = 3e10  # multiplications of the comparisons of rows
@@ -353,13 +354,27 @@ def check_sums(sums: Sums, batch: Pair, together: int = 1) -> None:
         shorter = max(length / together / 2, SMALLEST_CLIP) if length else 0.0
         clip, longest = clip or shorter, max(longest, length)
         whole_D += gradient_D
-        # Single examples are clipped by hand: that tests the clipping as well as the sum.
-        if together > 1 and clip:
-            gradient_D, length = sums(part, clip), clip
-        short_D += gradient_D * min(1.0, clip / max(length, 1e-30))
+        if clip:
+            clipped_D = sums(part, clip)
+            if together == 1:  # held against the gradient: that tests the clipping as well
+                _refuse_wrong_clipping(clipped_D, gradient_D, clip)
+            short_D += clipped_D
     _refuse_difference(sums(batch, _NO_CLIPPING) - whole_D, longest * len(batch[0]))
     if clip:
         _refuse_difference(sums(batch, clip) - short_D, clip * len(batch[0]))
+
+
+def _refuse_wrong_clipping(clipped_D: Tensor, gradient_D: Tensor, clip: float) -> None:
+    """Refuse unless one example's clipped gradient is its gradient, shortened to the clip norm.
+
+    Where positions cancel, ghost norms clip a little harder (`ghost_norms`), never less.
+    """
+    length = _norm(gradient_D)
+    wanted, axis_D = min(length, clip), gradient_D.double() / max(length, 1e-30)
+    along = float(clipped_D.double() @ axis_D)
+    _refuse_difference(clipped_D - along * axis_D, clip)
+    if not _FEWEST_KEPT * wanted <= along + 1e-30 or along > wanted * (1 + _SUM_TOLERANCE):
+        _refuse_difference(clipped_D - wanted * axis_D, 0.0)
 
 
 def _norm(vector_D: Tensor) -> float:

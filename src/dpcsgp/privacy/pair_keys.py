@@ -5,6 +5,9 @@ HKDF over the run, both nodes, both public keys and both nonces, so that it is n
 of the two has started anew, whatever a hostile partner or an old backup sends again. Whoever plays
 the messages back is left with another key, and noise that does not cancel.
 
+In a federation the parties' lasting keys, which stand in their cards, enter beside the fresh ones:
+a pair's key then needs both, and who steals the lasting ones later knows no noise of the past.
+
 Reference: RFC 7748 (X25519), RFC 5869 (HKDF).
 """
 
@@ -25,6 +28,7 @@ from dpcsgp.randomness import PairStreams, PrivateRandomness
 
 _HEX = re.compile("[0-9a-f]{64}")
 _INFO = b"dpcsgp shared noise 1"
+_INFO_LONE = b"dpcsgp lone noise 1"
 
 
 @final
@@ -60,12 +64,14 @@ class KeyPairs:
     """
 
     def __init__(self, random: PrivateRandomness) -> None:
-        self._seeded = random.reproducible
+        self.seeded = random.reproducible
         self._private: dict[int, X25519PrivateKey] = {}
+        self._lone: dict[int, bytes] = {}
         self.halves: dict[int, PublicHalf] = {}
         for row, node in enumerate(random.nodes):
             secret = random.row_bytes("pair key", 0, row, 32).tobytes()
             nonce = random.row_bytes("pair nonce", 0, row, 32).tobytes()
+            self._lone[node] = random.row_bytes("lone pairs", 0, row, 32).tobytes()
             self._private[node] = X25519PrivateKey.from_private_bytes(secret)
             public = self._private[node].public_key().public_bytes_raw()
             self.halves[node] = PublicHalf(public, nonce)
@@ -80,8 +86,6 @@ class KeyPairs:
         Raises:
             WireError: a node told a public key that gives no secret.
         """
-        # The run's name is drawn anew by every run, and seeded runs repeat.
-        run_id = "seeded" if self._seeded else run_id
         keys: dict[tuple[int, int], bytes] = {}
         for group in noise_groups(len(halves)):
             for own in (node for node in group if node in self._private):
@@ -89,10 +93,31 @@ class KeyPairs:
                 for other in (node for node in group if node != own):
                     pair = (min(own, other), max(own, other))
                     if pair not in keys:
-                        keys[pair] = self._derive(run_id, own, other, halves)
+                        keys[pair] = self.pair_key(run_id, own, other, halves)
         return PairStreams(keys)
 
-    def _derive(self, run_id: str, own: int, other: int, halves: Mapping[int, PublicHalf]) -> bytes:
+    def pair_key(
+        self,
+        run_id: str,
+        own: int,
+        other: int,
+        halves: Mapping[int, PublicHalf],
+        lasting: bytes = b"",
+    ) -> bytes:
+        """Return the 32 secret bytes of one pair.
+
+        Args:
+            run_id: public name of the run, or of the roster.
+            own: the node that is hosted here.
+            other: its partner.
+            halves: what both told at their start.
+            lasting: a further secret of the two, from keys that outlive a start.
+
+        Raises:
+            WireError: the partner told a public key that gives no secret.
+        """
+        # The run's name is drawn anew by every run, and seeded runs repeat.
+        run_id, lasting = ("seeded", b"") if self.seeded else (run_id, lasting)
         try:
             public = X25519PublicKey.from_public_bytes(halves[other].public)
             secret = self._private[own].exchange(public)
@@ -101,7 +126,12 @@ class KeyPairs:
                 f"node {other} told a public key for shared noise that gives no secret; it is "
                 "broken or hostile: leave it out of the run"
             ) from None
-        return HKDF(SHA256(), 32, _transcript(run_id, (own, other), halves), _INFO).derive(secret)
+        salt = _transcript(run_id, (own, other), halves)
+        return HKDF(SHA256(), 32, salt, _INFO).derive(secret + lasting)
+
+    def lone_key(self, own: int, other: int) -> bytes:
+        """Return a key for noise that a node adds in place of what it cannot agree on."""
+        return HKDF(SHA256(), 32, other.to_bytes(4, "big"), _INFO_LONE).derive(self._lone[own])
 
 
 def _transcript(run_id: str, pair: Sequence[int], halves: Mapping[int, PublicHalf]) -> bytes:

@@ -8,6 +8,11 @@ the smaller node adds them, the larger subtracts them. As integers they cancel e
 One stream never meets two sums: keys are new at every start (see `pair_keys`), and `counts` refuses
 a step that it has served.
 
+The parties of a federation gather nothing (`Partners`): who releases when stands in the roster, and
+keys come with the partners' notices. A pair whose ends have different keys, or one end of which
+stays silent, leaves noise that does not cancel. That costs accuracy and no privacy, by the second
+theorem of `cancelling`.
+
 Legend: N hosted nodes, D coordinates.
 """
 
@@ -15,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 
@@ -36,6 +41,18 @@ Releases = Sequence[tuple[ReleaseEvent, int]]
 Gather = Callable[[str, Any], list[Any]]
 
 
+class Partners(Protocol):
+    """The other parties of a federation: each is told this start's key, and has told its own."""
+
+    def announce(self, keys: KeyPairs, first_step: int) -> None:
+        """Tell all others of this start; `first_step` is the first that it draws."""
+        ...
+
+    def streams(self, step: int) -> PairStreams:
+        """Return the streams of all pairs of the hosted node in a step."""
+        ...
+
+
 @final
 class PairNoise:
     """Shared noise of the hosted nodes, one object per start.
@@ -46,6 +63,7 @@ class PairNoise:
         random: their secret streams, from which key pairs are made.
         run_id: public name of the run.
         promises: (eps, delta) of every node of the run.
+        partners: of the one hosted node, if it is a party of a federation.
     """
 
     def __init__(
@@ -55,11 +73,13 @@ class PairNoise:
         random: PrivateRandomness,
         run_id: str,
         promises: Sequence[tuple[float, float]],
+        partners: Partners | None = None,
     ) -> None:
         self.law: Final = law
         self.nodes: Final = tuple(nodes)
         self._run_id, self._promises = run_id, tuple(promises)
         self._keys = KeyPairs(random)
+        self._partners = partners
         self._streams: PairStreams | None = None
         self._ends: tuple[int, ...] = ()  # per node of the run: the first step without a release
         self._next_step = 0
@@ -87,12 +107,35 @@ class PairNoise:
         Raises:
             WireError: another process told something that does not fit.
         """
+        if self._partners is not None:
+            spent = spent_by_node[self.nodes[0]]
+            return [self._join_parties(self._partners, first_step, steps, spent, *paid_steps)]
         told = self.meet(gather, spent_by_node, paid_steps)
         found = [_read_releases(node, told[node]) for node in range(len(self.law.own))]
         spent, paid = [releases for releases, _ in found], [count for _, count in found]
         ends = participation(self.law, self._promises, spent, steps - first_step, paid)
         self.begin(first_step, [first_step + end for end in ends])
         return [self._ends[node] for node in self.nodes]
+
+    def _join_parties(
+        self, partners: Partners, first_step: int, steps: int, spent: Releases, paid: int
+    ) -> int:
+        """Announce this start; return the first step that the own budget does not pay.
+
+        All parties with data count as releasing in all steps: a roster whose promises do not pay
+        for them is refused. One that stops all the same hides the others no worse, since they go on
+        to add what they share with it.
+        """
+        if self.joined:
+            raise PrivateStepError("shared noise: joined twice; keys serve one start only")
+        node = self.nodes[0]
+        drawn_from = first_step + paid
+        partners.announce(self._keys, drawn_from)
+        self.begin(first_step, [steps if factor else 0 for factor in self.law.factors])
+        if not self.law.factors[node]:
+            return first_step
+        left = releases_within(self.law.event(node), *self._promises[node], spent)
+        return min(steps, drawn_from + left)
 
     def meet(
         self,
@@ -152,15 +195,18 @@ class PairNoise:
         Raises:
             PrivateStepError: the streams of this step were drawn before.
         """
-        if self._streams is None or step < self._next_step:
+        ready = self._streams is not None if self._partners is None else self.joined
+        if not ready or step < self._next_step:
             raise PrivateStepError(
                 f"step {step}: the streams of shared noise were drawn already, or nobody joined; "
                 "a stream never meets two sums"
             )
         self._next_step = step + 1
+        streams = self._streams if self._partners is None else self._partners.streams(step)
+        assert streams is not None
         for low, high in self._pairs(step):
             drawn_D = np.empty(dim, dtype=np.int32)
-            self._draw(low, high, step, drawn_D)
+            self._draw(streams, low, high, step, drawn_D)
             yield low, high, drawn_D
 
     def _pairs(self, step: int) -> list[tuple[int, int]]:
@@ -173,10 +219,9 @@ class PairNoise:
             if not hosted.isdisjoint(pair)
         ]
 
-    def _draw(self, low: int, high: int, step: int, out_D: np.ndarray) -> None:
-        streams = self._streams
-        assert streams is not None
-
+    def _draw(
+        self, streams: PairStreams, low: int, high: int, step: int, out_D: np.ndarray
+    ) -> None:
         def stream(purpose: str, num_bytes: int) -> np.ndarray:
             return streams.bytes(low, high, purpose, step, num_bytes)
 

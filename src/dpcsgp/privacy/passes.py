@@ -72,7 +72,11 @@ class PassShape:
 
 
 def pass_shape(
-    expected_batch: int, num_examples: int, sampling: str, fixed: bool = False
+    expected_batch: int,
+    num_examples: int,
+    sampling: str,
+    fixed: bool = False,
+    most_places: int = MOST_PLACES,
 ) -> PassShape:
     """Return the shape of a node's passes.
 
@@ -80,12 +84,21 @@ def pass_shape(
     its node alone; fixed places are so many that a batch exceeds them with probability `OVERFLOW`
     at most. A pass has as few chunks as rounding allows: summing over chunks costs time.
 
+    Args:
+        expected_batch: examples per step on average.
+        num_examples: declared number of examples.
+        sampling: "poisson" or "uniform".
+        fixed: whether drawn examples keep fixed places.
+        most_places: of a pass; what fits into memory, say. All of these are public.
+
     >>> pass_shape(256, 2048, "poisson")
     PassShape(rows=288, chunks=1, passes=1, fixed=False)
     >>> pass_shape(2048, 6000, "poisson")
     PassShape(rows=272, chunks=8, passes=1, fixed=False)
     >>> pass_shape(2048, 6000, "poisson", fixed=True).places
     2400
+    >>> pass_shape(2048, 6000, "poisson", most_places=100)
+    PassShape(rows=96, chunks=1, passes=23, fixed=False)
     """
     total = max(num_examples, expected_batch)
     if sampling != "poisson" or expected_batch == total:
@@ -95,14 +108,21 @@ def pass_shape(
     else:
         spread = math.sqrt(expected_batch * (1 - expected_batch / total))
         wanted = min(math.ceil(expected_batch + _DEVIATIONS * spread), total)
-    passes = math.ceil(wanted / MOST_PLACES)
-    per_pass = math.ceil(wanted / passes)
+    most = min(most_places, MOST_PLACES)
+    for passes in itertools.count(math.ceil(wanted / most)):
+        rows, chunks = _chunks_of(math.ceil(wanted / passes), min(_QUANTUM, most))
+        # Rounding up to whole chunks may need more places than there may be.
+        if rows * chunks <= most:
+            return PassShape(rows, chunks, passes, fixed)
+    raise AssertionError("a pass of one row always fits")
+
+
+def _chunks_of(places: int, quantum: int) -> tuple[int, int]:
+    """Return rows and number of the chunks of a pass: as few chunks as rounding allows."""
     rows_of_chunks = (
-        (math.ceil(per_pass / chunks / _QUANTUM) * _QUANTUM, chunks)
-        for chunks in itertools.count(1)
+        (math.ceil(places / chunks / quantum) * quantum, chunks) for chunks in itertools.count(1)
     )
-    rows, chunks = next(pair for pair in rows_of_chunks if pass_slack(*pair) <= SUM_SLACK)
-    return PassShape(rows, chunks, passes, fixed)
+    return next(pair for pair in rows_of_chunks if pass_slack(*pair) <= SUM_SLACK)
 
 
 def _exceeded_hardly_ever(expected_batch: int, total: int) -> int:

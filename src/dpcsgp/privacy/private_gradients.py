@@ -20,12 +20,12 @@ from dpcsgp.privacy.accounting import composed_epsilon, epsilon_against
 from dpcsgp.privacy.budget import Budget
 from dpcsgp.privacy.clipping.engine import CheckedEngine, ClippingEngine
 from dpcsgp.privacy.events import ReleaseEvent, ReleaseLog
-from dpcsgp.privacy.fetching import fetch_examples
+from dpcsgp.privacy.fetching import Augment, DrawnBatch, UnitExamples
 from dpcsgp.privacy.kept_releases import KeptReleases, Release
 from dpcsgp.privacy.mechanism import GaussianMechanism
 from dpcsgp.privacy.pair_noise import Gather
 from dpcsgp.privacy.passes import PassShape
-from dpcsgp.privacy.row_checks import engine_with_equal_rows
+from dpcsgp.privacy.row_checks import engine_with_equal_rows, units_of_rows
 from dpcsgp.randomness import PrivateRandomness, torch_secrets
 
 _CHECKED_ROWS: Final = 64
@@ -39,20 +39,17 @@ class PrivateExamples(Protocol):
         """Private: how many examples each node really holds, at most the declared number."""
         ...
 
-    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs (N, E, ...) and targets (N, E, ...) by each node's own numbers."""
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return inputs (N, E, ...) and targets (N, E, ...) by each node's own numbers.
+
+        `rows` says which of the hosted nodes they are; None: all.
+        """
         ...
 
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets for checks: test data, or random ones of the same shapes."""
-        ...
-
-
-class Augment(Protocol):
-    """Random views of examples, drawn from a private stream."""
-
-    def __call__(self, inputs: Tensor, random: PrivateRandomness, step: int) -> Tensor:
-        """Turn inputs (N, E, ...) into views (N, E, M, ...), without the axis M if M = 1."""
         ...
 
 
@@ -109,6 +106,8 @@ class PrivateGradients:
             return {shape: len(rows) for shape, rows in groups.items()}
 
         public = self.source.public_rows(_CHECKED_ROWS)
+        if isinstance(self.source, UnitExamples):
+            public = units_of_rows(public, self.source.max_rows_per_unit)
         engine, fixed = engine_with_equal_rows(self.engine, model_D, public, nodes_by_shape)
         mechanism = replace(self.mechanism, fixed_places=fixed)
         return replace(self, engine=engine, mechanism=mechanism)
@@ -270,16 +269,10 @@ class PrivateGradients:
             drawn_N = present_NE.sum(1)
             held_N1 = torch.tensor(self.source.held_examples)[:, None]
             present_NE = present_NE & (indices_NE < held_N1)
-            inputs, targets, present_NE = fetch_examples(
-                self.source, indices_NE, present_NE, self.mechanism.shapes, self.random, step
-            )
-            if self.augment is not None:  # per example and before clipping
-                inputs = self.augment(inputs, self.random, step)
             # Passes run where the data are (`run.device`); state, noise and messages stay in host
             # memory.
-            model_ND, present_NE = model_ND.to(inputs.device), present_NE.to(inputs.device)
             with torch_secrets(self.random, step):
-                return self._sum_by_shape(model_ND, inputs, targets, present_NE, drawn_N).cpu()
+                return self._sum_by_shape(model_ND, indices_NE, present_NE, drawn_N, step)
         except Exception as error:  # its text may quote an example, and all processes would hear it
             raise PrivateStepError(
                 f"the private gradients of step {step} could not be computed "
@@ -290,25 +283,42 @@ class PrivateGradients:
     def _sum_by_shape(
         self,
         model_ND: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
+        indices_NE: Tensor,
         present_NE: Tensor,
         drawn_N: Tensor,
+        step: int,
     ) -> Tensor:
         """Sum the nodes of each shape in their own passes: small ones are not padded to large."""
-        clip_norm, groups = self.mechanism.clip_norm, self.mechanism.rows_of_same_shape()
-        if len(groups) == 1:
-            (shape,) = groups
-            return self.engine.clipped_sum(model_ND, inputs, targets, present_NE, clip_norm, shape)
+        groups = self.mechanism.rows_of_same_shape()
         sum_ND = torch.empty_like(model_ND, dtype=torch.float64)
         for shape, rows in groups.items():
             # Cut off only places that no drawn example took, held or not: counting those that are
             # present would lose the last ones where blanks lie between them.
             width = shape.width(int(drawn_N[rows].max()))
-            examples, labels = inputs[rows, :width], targets[rows, :width]
-            present = present_NE[rows, :width]
-            sums = self.engine.clipped_sum(
-                model_ND[rows], examples, labels, present, clip_norm, shape
+            batch = DrawnBatch(
+                self.source,
+                rows,
+                indices_NE[rows, :width],
+                present_NE[rows, :width],
+                shape,
+                self.random,
+                step,
+                self.augment,
             )
+            sums = self._sum_of(model_ND[rows], batch, width).cpu()
+            if len(groups) == 1:
+                return sums
             sum_ND[rows] = sums.double()
         return sum_ND
+
+    def _sum_of(self, model_ND: Tensor, batch: DrawnBatch, width: int) -> Tensor:
+        """Sum a drawn batch, of which the engine fetches one pass at a time."""
+        clip_norm, shape = self.mechanism.clip_norm, batch.shape
+        if isinstance(self.engine, CheckedEngine):
+            return self.engine.sum_passes(model_ND, width, batch, clip_norm, shape)
+        # an engine that an audit broke on purpose knows whole batches only
+        inputs, targets, present_NE, filled_NEM = batch(slice(0, width))
+        units = {} if filled_NEM is None else {"filled_NEM": filled_NEM}
+        return self.engine.clipped_sum(
+            model_ND.to(inputs.device), inputs, targets, present_NE, clip_norm, shape, **units
+        )

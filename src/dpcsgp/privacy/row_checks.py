@@ -90,6 +90,16 @@ def engine_with_equal_rows(
     )
 
 
+def units_of_rows(public: Rows, rows_per_unit: int) -> Rows:
+    """Return public units (K, M, ...) of M > 1 rows each, put together from public rows."""
+    if rows_per_unit == 1:
+        return public
+    count = len(public[0])
+    with torch_seed(0, "units of public rows"):
+        which_KM = torch.randint(count, (count, rows_per_unit)).to(public[0].device)
+    return public[0][which_KM], public[1][which_KM]
+
+
 def _first_difference(
     engine: CheckedEngine,
     model_D: Tensor,

@@ -88,6 +88,11 @@ class RunResults:
         return Ending.of(self.text("stopped_because")) is Ending.DIVERGED
 
     @property
+    def unfinished(self) -> bool:
+        """Whether this is a party whose run of a federation is not over; it may have diverged."""
+        return isinstance(self.summary.get("party"), str) and not self.summary.get("handed_over")
+
+    @property
     def epsilon_all_collude(self) -> float:
         """The eps that is left if all other nodes collude; older runs had independent noise."""
         value = self.number("epsilon_all_collude")

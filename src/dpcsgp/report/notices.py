@@ -82,9 +82,20 @@ def _diverged(run: RunResults) -> Notice | None:
     return Notice("danger", "Diverged", text)
 
 
+def _unfinished(run: RunResults) -> Notice | None:
+    """Say that a party's run is not over: no part of a federation is called a success."""
+    if not run.unfinished:
+        return None
+    reason, rounds = run.text("stopped_because"), run.summary.get("rounds")
+    text = f"{reason[:1].upper()}{reason[1:]}. " if reason != "completed" else ""
+    text += f"This is one party's model after round {rounds} of {run.summary.get('rounds_planned')}"
+    text += ", not the result of the federation. The same `dpcsgp party run` goes on."
+    return Notice("danger", "Not finished", text)
+
+
 def _ended_early(run: RunResults) -> Notice | None:
     reason = run.text("stopped_because")
-    if run.diverged or reason in ("", "completed"):
+    if run.diverged or run.unfinished or reason in ("", "completed"):
         return None
     wanted = Ending.of(reason) is Ending.FINISHED_EARLY  # the caller's own rule said so
     severity: Severity = "hint" if wanted else "caution"
@@ -114,6 +125,7 @@ CHECKS: tuple[Callable[[RunResults], Notice | None], ...] = (
     _above_claim,
     _unexplained,
     _diverged,
+    _unfinished,
     _ended_early,
     _unstable,
     _unmeasured,

@@ -34,6 +34,7 @@ from dpcsgp.report.page_tables import (
     worst_score,
 )
 from dpcsgp.report.palette import COLOURS, colour_name, marker_sign
+from dpcsgp.report.party_part import contribution_table, is_party, rounds_done
 from dpcsgp.report.verdict import verdict
 
 FILE_NAME = "report.html"
@@ -135,7 +136,7 @@ def _headlines_of_one(run: RunResults, metric: str) -> list[Headline]:
     average = score(metric, final_score(run, metric, "_average_model"))
     private = run.summary["private"]
     asked = significant(run.number("epsilon_claimed"))
-    return [
+    reached = [
         Headline(
             f"{name}, node mean",
             score(metric, final_score(run, metric, "_node_mean")),
@@ -146,6 +147,9 @@ def _headlines_of_one(run: RunResults, metric: str) -> list[Headline]:
             score(metric, worst_score(run, metric)),
             f"of {plain_text(run.summary.get('num_nodes'))} nodes",
         ),
+    ]
+    return [
+        *(_party_headlines(run, metric) if is_party(run) else reached),
         Headline(
             "Verified ε",
             epsilon(run.number("epsilon")),
@@ -162,6 +166,20 @@ def _headlines_of_one(run: RunResults, metric: str) -> list[Headline]:
         Headline(
             "Private", "yes" if private else "no", _private_note(run), "good" if private else "bad"
         ),
+    ]
+
+
+def _party_headlines(run: RunResults, metric: str) -> list[Headline]:
+    """Return what a party reached: it knows its own node only."""
+    parties = plain_text(run.summary.get("num_nodes"))
+    ending = "not finished" if run.unfinished else "every receiver has every message"
+    return [
+        Headline(
+            f"{metric.replace('_', ' ').capitalize()}, own model",
+            score(metric, final_score(run, metric, "_node_mean")),
+            f"party {run.text('party')}, one of {parties}; its public test data",
+        ),
+        Headline("Rounds", rounds_done(run), ending, "bad" if run.unfinished else "good"),
     ]
 
 
@@ -255,6 +273,7 @@ def _run(index: int, run: RunResults, metric: str) -> dict[str, Any]:
         "settings": settings_by_section(run),
         "software": software | (packages if isinstance(packages, dict) else {}),
         "account": account(run, metric),
+        "contributions": contribution_table(run),
         "facts": _facts(run),
         "remarks": run.remarks,
     }

@@ -16,8 +16,10 @@ from dpcsgp.privacy import (
     clipping_engine,
     releases_within,
 )
+from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.privacy.kept_releases import KeptReleases, worth_keeping
-from dpcsgp.privacy.pair_noise import PairNoise
+from dpcsgp.privacy.pair_noise import PairNoise, Partners
+from dpcsgp.privacy.passes import MOST_PLACES
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.checkpoint import CheckpointFolder
 from dpcsgp.records.metrics import Recorder
@@ -38,6 +40,7 @@ def build_run(
     world_size: int = 1,
     checkpoints_to_keep: int = 2,
     keep_all_releases: bool = False,
+    partners: Partners | None = None,
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> Run:
     """Add data, keys, ledger and files to a design, for the nodes that this process hosts.
@@ -53,6 +56,7 @@ def build_run(
         world_size: number of processes of the run.
         checkpoints_to_keep: how many checkpoints of this process stay on disk.
         keep_all_releases: keep releases of any size until a checkpoint has their step.
+        partners: the other parties of a federation, with whom the hosted node shares noise.
         on_row: sees every row that is written.
     """
     # Private examples are behind `task` from here on, and only `gradients` reads them.
@@ -62,7 +66,7 @@ def build_run(
     kept = _kept_releases(design, network.nodes, folder, (rank, world_size), keep_all_releases)
     return Run(
         task=task,
-        gradients=_checked_gradients(design, task, network.nodes, folder, kept),
+        gradients=_checked_gradients(design, task, network.nodes, folder, kept, partners),
         algorithm=design.algorithm,
         polish=design.polish,
         network=network,
@@ -73,7 +77,7 @@ def build_run(
         anchor_D=design.anchor_D,
         optimizer=_optimizer(design, network.nodes),
         checkpoints=CheckpointFolder(
-            out / "checkpoint",
+            folder.checkpoints or out / "checkpoint",
             folder.run_id,
             rank,
             world_size,
@@ -92,9 +96,10 @@ def _checked_gradients(
     nodes: Sequence[int],
     folder: ResultsFolder,
     kept: KeptReleases | None,
+    partners: Partners | None,
 ) -> PrivateGradients:
     """Return the private step with its row check behind it."""
-    gradients = replace(_private_gradients(design, task, nodes, folder), kept=kept)
+    gradients = replace(_private_gradients(design, task, nodes, folder, partners), kept=kept)
     try:
         return gradients.checked(design.anchor_D)
     except BaseException:
@@ -103,7 +108,11 @@ def _checked_gradients(
 
 
 def _private_gradients(
-    design: RunDesign, task: Task, nodes: Sequence[int], folder: ResultsFolder
+    design: RunDesign,
+    task: Task,
+    nodes: Sequence[int],
+    folder: ResultsFolder,
+    partners: Partners | None,
 ) -> PrivateGradients:
     """Put the private step of the hosted nodes together; keys are fresh at every start."""
     config, privacy = design.config, design.config.privacy
@@ -116,7 +125,9 @@ def _private_gradients(
         PrivateRandomness.fresh(nodes) if seed is None else PrivateRandomness.seeded(seed, nodes)
     )
     promises = tuple(zip(per_node(privacy.epsilon, num_nodes), deltas_of_all, strict=True))
-    mechanism = _hosted(design.mechanism, nodes, random, folder.run_id, promises)
+    mechanism = _hosted(design.mechanism, nodes, random, folder.run_id, promises, partners)
+    engine, most_places = _engine(design, task)
+    mechanism = replace(mechanism, most_places=most_places)
     # Opening the ledgers locks them: a second start of the same run is refused here.
     has_data = [total > 0 for total in mechanism.num_examples]
     ledger = LedgerBook(
@@ -127,10 +138,12 @@ def _private_gradients(
         deltas=deltas,
         events=[mechanism.event(row) if has_data[row] else None for row in range(len(nodes))],
         private=not random.reproducible,
+        unit=design.facts.unit,
+        begun_as=folder.ledger_nodes(nodes),
     )
     return PrivateGradients(
         source=task,
-        engine=clipping_engine(design.module, task.loss, config.task.augmentation_multiplicity),
+        engine=engine,
         mechanism=mechanism,
         budget=_budget(design, mechanism, nodes, ledger, deltas),
         ledger=ledger,
@@ -141,6 +154,23 @@ def _private_gradients(
         augment=_augmentation(config),
         node_weights=_weights_after_noise(design, nodes),
     )
+
+
+def _engine(design: RunDesign, task: Task) -> tuple[CheckedEngine, int]:
+    """Return the engine, and how many places a pass may have: public, from shapes and settings."""
+    config = design.config
+    views, unit = config.task.augmentation_multiplicity, max(1, config.privacy.max_rows_per_unit)
+    engine = clipping_engine(design.module, task.loss, views, unit)
+    most_rows = config.run.max_rows_per_pass
+    if most_rows == "auto":
+        rows = task.public_rows(1)[0]
+        if unit > 1:
+            rows = rows[:, None]
+        model_1D = design.anchor_D[None].to(rows.device)
+        limit = config.run.memory_limit_gb * 1e9
+        most_rows = max(1, int(limit / engine.row_bytes(model_1D, rows)))
+    places = max(1, most_rows // (views * unit))
+    return engine.with_most_rows(most_rows), min(places, MOST_PLACES)
 
 
 def _weights_after_noise(design: RunDesign, nodes: Sequence[int]) -> tuple[float, ...] | None:
@@ -166,7 +196,8 @@ def _kept_releases(
     small = of_any_size or worth_keeping(len(nodes), design.dim)
     if not design.config.run.checkpoint_every or not small:
         return None
-    return KeptReleases(folder.path / "ledger" / "kept", folder.run_id, tuple(nodes), *process)
+    numbers = folder.ledger_nodes(nodes)
+    return KeptReleases(folder.path / "ledger" / "kept", folder.run_id, numbers, *process)
 
 
 def _augmentation(config: Config) -> Augmentation | None:
@@ -181,12 +212,14 @@ def _hosted(
     random: PrivateRandomness,
     run_id: str,
     promises: Sequence[tuple[float, float]],
+    partners: Partners | None,
 ) -> GaussianMechanism:
     """Return the mechanism of some of the nodes, with their part of the shared noise."""
     law = mechanism.shared
+    pairs = PairNoise(law, nodes, random, run_id, promises, partners) if law is not None else None
     return replace(
         mechanism,
-        pairs=PairNoise(law, nodes, random, run_id, promises) if law is not None else None,
+        pairs=pairs,
         noise_multipliers=tuple(mechanism.noise_multipliers[node] for node in nodes),
         expected_batch_sizes=tuple(mechanism.expected_batch_sizes[node] for node in nodes),
         num_examples=tuple(mechanism.num_examples[node] for node in nodes),

@@ -41,6 +41,7 @@ from dpcsgp.privacy import (
 from dpcsgp.privacy.model_checks import check_model
 from dpcsgp.privacy.shared_noise import SharedNoise, calibrate_shared_noise
 from dpcsgp.randomness import torch_seed
+from dpcsgp.runs.earlier import NOTHING_EARLIER, Earlier, Releases
 from dpcsgp.runs.facts import Facts, refuse_own
 from dpcsgp.runs.noise_price import noise_price
 from dpcsgp.tasks import (
@@ -66,6 +67,7 @@ class RunDesign:
     mechanism: GaussianMechanism
     mixing_rate: float | None
     mixing_radius: float | None
+    earlier: Earlier = NOTHING_EARLIER
 
     @property
     def dim(self) -> int:
@@ -78,11 +80,13 @@ class RunDesign:
         return self.config.algorithm.steps // self.config.algorithm.gossip_every
 
     def bytes_per_edge(self) -> int:
-        """Predict the bytes that a complete run puts on one edge."""
+        """Predict the bytes that all rounds put on one edge, those of earlier settings left out."""
         polish_rounds = self.config.algorithm.polish_rounds
         before = self.polish.wire_bytes(self.dim, self.rounds)
         polish = self.polish.wire_bytes(self.dim, self.rounds + polish_rounds) - before
-        return self.algorithm.wire_bytes(self.dim, self.rounds) + polish
+        first_round = self.earlier.steps // self.config.algorithm.gossip_every
+        made = self.algorithm.wire_bytes(self.dim, first_round)
+        return self.algorithm.wire_bytes(self.dim, self.rounds) - made + polish
 
     def paper_bits(self, rounds: int, polished: int) -> int:
         """Return the bits per edge by the formulas of the literature."""
@@ -135,13 +139,16 @@ def design_run(
     allow_divergence: bool = False,
     module: nn.Module | None = None,
     topology: Topology | None = None,
+    earlier: Earlier = NOTHING_EARLIER,
 ) -> RunDesign:
     """Check everything that can be checked without data and return the parts.
 
-    `module` is the user's own, if any; `topology` that of a roster, which lists its edges.
+    `module` is the user's own, if any; `topology` that of a roster, which lists its edges;
+    `earlier` what was done under other settings before.
     """
     # What is cheap comes first: device, graph, compressors, augmentation.
     check_device(config.run.device)
+    _check_unit(config, facts)
     topology = topology or build_topology(config)
     compressor = parse_compressor(config.compression.spec)
     polish_compressor = parse_compressor(
@@ -159,7 +166,7 @@ def design_run(
     anchor_D = ParameterLayout.of(module).flatten(module)
     rate, radius = _mixing(config, topology, compressor, anchor_D.numel(), allow_divergence)
     algorithm = build_algorithm(config, compressor, rate)
-    mechanism = build_mechanism(config, facts.num_examples)
+    mechanism = build_mechanism(config, facts.num_examples, earlier)
     if config.privacy.max_colluders != "all":
         price = noise_price(config, topology, compressor, rate, anchor_D.numel())
         mechanism = share_noise(config, mechanism, price)
@@ -168,8 +175,17 @@ def design_run(
     return RunDesign(
         config, facts, topology, module, anchor_D, algorithm,
         _polish_algorithm(config, algorithm, polish_compressor, topology, anchor_D.numel()),
-        mechanism, rate, radius,
+        mechanism, rate, radius, earlier,
     )  # fmt: skip
+
+
+def _check_unit(config: Config, facts: Facts) -> None:
+    """Refuse a cap on the rows of persons where nobody says whose a row is."""
+    if config.privacy.max_rows_per_unit and facts.unit == "example":
+        raise ConfigError(
+            f"privacy.max_rows_per_unit = {config.privacy.max_rows_per_unit}: every example is its "
+            "own unit here; set it to 0, or say in dpcsgp.train(..., unit=...) whose a row is"
+        )
 
 
 def _warn_about_delta(config: Config, num_examples: Sequence[int]) -> None:
@@ -286,8 +302,10 @@ def expected_batches(config: Config, num_examples: Sequence[int]) -> tuple[int, 
     )
 
 
-def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMechanism:
-    """Calibrate each node's noise for its own budget, data and batch size."""
+def build_mechanism(
+    config: Config, num_examples: Sequence[int], earlier: Earlier = NOTHING_EARLIER
+) -> GaussianMechanism:
+    """Calibrate each node's noise for its own budget, data, batch size and earlier releases."""
     privacy, num_nodes = config.privacy, len(num_examples)
     batches = expected_batches(config, num_examples)
     # Constructed once without noise: a batch larger than the data is refused before the accountant
@@ -302,9 +320,13 @@ def build_mechanism(config: Config, num_examples: Sequence[int]) -> GaussianMech
         per_node(privacy.delta, num_nodes),
         batches,
         num_examples,
+        earlier.releases or ((),) * num_nodes,
         strict=True,
     )
-    return replace(quiet, noise_multipliers=tuple(_noise_multiplier(config, *row) for row in rows))
+    steps = config.algorithm.steps - earlier.steps
+    return replace(
+        quiet, noise_multipliers=tuple(_noise_multiplier(config, steps, *row) for row in rows)
+    )
 
 
 def share_noise(config: Config, mechanism: GaussianMechanism, price: float) -> GaussianMechanism:
@@ -363,7 +385,13 @@ def node_weights(config: Config, num_examples: Sequence[int]) -> tuple[float, ..
 
 
 def _noise_multiplier(
-    config: Config, epsilon: float, delta: float, batch: int, total: int
+    config: Config,
+    steps: int,
+    epsilon: float,
+    delta: float,
+    batch: int,
+    total: int,
+    spent: Releases,
 ) -> float:
     if total == 0:
         return 0.0
@@ -376,6 +404,7 @@ def _noise_multiplier(
         epsilon=epsilon,
         delta=delta,
         sampling_rate=batch / total,
-        steps=config.algorithm.steps + config.privacy.replay_reserve,
+        steps=steps + config.privacy.replay_reserve,
         sampling=config.privacy.sampling,
+        spent=spent,
     )

@@ -5,12 +5,16 @@ Shapes, classes, and declared numbers of examples.
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
+from dpcsgp.records.metrics import write_json
 from dpcsgp.tasks import parse_features
 from dpcsgp.tasks.downloads.catalogue import PUBLISHED
 
@@ -24,13 +28,15 @@ class Facts:
     """What is public about the data: shapes, and each node's declared number of examples.
 
     The number of classes is 0 for a user's own module. `details` are further facts by name that all
-    processes must share, such as the order of labels.
+    processes must share, such as the order of labels. `unit` is "person" where a person's rows
+    count as one; numbers of examples are then numbers of persons.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
     num_examples: tuple[int, ...]
     details: tuple[tuple[str, str], ...] = ()
+    unit: Literal["example", "person"] = "example"
 
 
 def refuse_own(config: Config) -> None:
@@ -39,8 +45,9 @@ def refuse_own(config: Config) -> None:
         raise ConfigError(
             'task.name = "own": model and data of this run live in a Python script; run that '
             "script "
-            "(dpcsgp.train(..., resume=True) continues a run), or choose one of mnist, "
-            "fashion_mnist, cifar10, digits"
+            "(dpcsgp.train(..., resume=True) continues a run; dpcsgp.plan(model, num_examples=...) "
+            "and `dpcsgp plan --model module:function --num-examples 60,80` plan one), or choose "
+            "one of mnist, fashion_mnist, cifar10, digits"
         )
 
 
@@ -76,3 +83,34 @@ def declared_facts(config: Config, num_examples: int | None = None) -> Facts:
     shape = parse_features(config.task.features).output_shape((channels, height, width))
     assert math.prod(shape) > 0
     return Facts(tuple(shape), classes, sizes)
+
+
+@dataclass(frozen=True)
+class OwnFacts:
+    """What a results folder tells about a model and data that only a script knows: public facts."""
+
+    num_coordinates: int
+    num_examples: tuple[int, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> OwnFacts:
+        """Read `facts.json` of a folder.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        try:
+            values = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+            return cls(int(values["num_coordinates"]), tuple(map(int, values["num_examples"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ConfigError(
+                f'task.name = "own": {folder / "facts.json"} is missing, which runs of '
+                "dpcsgp.train leave beside config.toml; name the results folder of such a run, or "
+                "plan anew with dpcsgp.plan(model, num_examples=[...])"
+            ) from None
+
+
+def write_own_facts(folder: Path, num_coordinates: int, num_examples: Sequence[int]) -> None:
+    """Keep the public facts of an own run, for commands that have only its folder."""
+    facts = {"num_coordinates": num_coordinates, "num_examples": list(num_examples)}
+    write_json(folder / "facts.json", facts)

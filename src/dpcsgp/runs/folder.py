@@ -39,10 +39,24 @@ def new_folder(config: Config) -> Path:
 
 @dataclass(frozen=True)
 class ResultsFolder:
-    """A folder that belongs to exactly one run."""
+    """A folder that belongs to exactly one run.
+
+    Attributes:
+        path: where it is.
+        run_id: public name of the run.
+        checkpoints: where its checkpoints are; None: in the folder itself.
+        ledger_node: number under which the only hosted node began its ledger; None: its own. It
+            differs where a roster was amended and the node got another number.
+    """
 
     path: Path
     run_id: str
+    checkpoints: Path | None = None
+    ledger_node: int | None = None
+
+    def ledger_nodes(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """Return the numbers under which the ledgers of these hosted nodes were begun."""
+        return tuple(nodes) if self.ledger_node is None else (self.ledger_node,)
 
     @classmethod
     def create(cls, path: Path, config: Config) -> ResultsFolder:

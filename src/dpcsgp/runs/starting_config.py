@@ -49,6 +49,7 @@ EXPLAINED: Final = {
     "privacy.noise": '"calibrated" keeps the promise; "paper" and "none" do not',
     "privacy.c2": 'of "paper"',
     "privacy.replay_reserve": "releases that a resumed run may repeat if they were not kept",
+    "privacy.max_rows_per_unit": "of a person, in dpcsgp.train(unit=...); 0: examples",
     "privacy.max_colluders": '"all": no trust; a number: noise that cancels between other nodes',
     "network.timeout_seconds": "how long a silent process is waited for",
     "network.key_file": "a secret that all machines share; empty: messages are not authenticated",
@@ -57,6 +58,8 @@ EXPLAINED: Final = {
     "run.test_examples": "only so many of them; 0: all",
     "run.checkpoint_every": "steps; releases after the last one are kept on disk and sent again",
     "run.device": "cpu or cuda",
+    "run.max_rows_per_pass": '"auto" follows from memory_limit_gb and the model\'s shapes',
+    "run.memory_limit_gb": "for what forward passes keep for backward passes, roughly",
     "run.trackers": 'any of "tensorboard", "mlflow", "wandb": evaluations go there too',
 }
 

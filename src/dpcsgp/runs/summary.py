@@ -13,7 +13,9 @@ from dpcsgp.compression import parse_compressor
 from dpcsgp.config import per_node
 from dpcsgp.graphs import graph_constants
 from dpcsgp.privacy import neighbouring_relation
+from dpcsgp.privacy.events import relation_of_unit
 from dpcsgp.records.metrics import plain
+from dpcsgp.runs.default_settings import CHOSEN
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.training import Progress, Run
@@ -62,7 +64,9 @@ def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]
         "epsilon_all_collude": max(run.gradients.epsilon_all_collude()),
         "max_colluders": config.privacy.max_colluders,
         "delta": max(per_node(config.privacy.delta, num_nodes)),
-        "neighbouring_relation": str(neighbouring_relation(config.privacy.sampling)),
+        "neighbouring_relation": relation_of_unit(
+            neighbouring_relation(config.privacy.sampling), design.facts.unit
+        ),
         "noise_multiplier": list(design.mechanism.noise_multipliers),
         "releases": run.gradients.num_releases(),
         **{key: value for key, value in row.items() if key.endswith(_FINAL)},
@@ -75,7 +79,17 @@ def summarise(design: RunDesign, run: Run, progress: Progress) -> dict[str, Any]
         "seconds": row["seconds"],
         "seconds_per_step": row["seconds"] / max(state.step, 1),
         "stopped_because": progress.stopped_because,
+        **_chosen(design),
     }
+
+
+def _chosen(design: RunDesign) -> dict[str, Any]:
+    """Return what the caller of `dpcsgp.train` left open, and what the rule made of it."""
+    names = dict(design.facts.details).get(CHOSEN, "")
+    if not names:
+        return {}
+    values = design.config.flat()
+    return {"settings_by_rule": {name: values[name] for name in names.split(", ")}}
 
 
 def _promise(design: RunDesign, row: Mapping[str, Any]) -> tuple[float, float, bool]:

@@ -25,6 +25,7 @@ from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
 from dpcsgp.runs.facts import Facts
 from dpcsgp.runs.range_checks import check_label_range, check_ranges
+from dpcsgp.runs.user_units import UserUnits
 from dpcsgp.tasks import LossPerExample, MovableTask, Supervised
 from dpcsgp.tasks.collating import Collate, collated
 from dpcsgp.tasks.columns import public_classes
@@ -56,6 +57,7 @@ from dpcsgp.tasks.supervised import (
     logits_of,
 )
 from dpcsgp.tasks.trees import Packing, UnpackInput, UnpackTarget
+from dpcsgp.tasks.units import UnitTask
 
 Part = StackedExamples | LazyExamples
 
@@ -76,6 +78,7 @@ class UserData:
     facts: Facts
     form: RowForm
     classes: Classes = None
+    units: UserUnits | None = None  # None: every example is its own unit of privacy
 
     @classmethod
     def collect(
@@ -89,14 +92,15 @@ class UserData:
         test_examples: int = 0,
         classes: Sequence[Any] | None = None,
         collate: Collate | None = None,
+        units: UserUnits | None = None,
     ) -> UserData:
         """Read the data of the hosted nodes; of the others at most the lengths are looked at.
 
         `test_examples` keeps only so many of the test examples (0: all); `collate` brings rows to
-        one shape.
+        one shape; `units` say whose rows belong together, and `num_examples` then counts persons.
         """
         # Lengths first: they are cheap, and wrong ones are refused before anything is read.
-        sizes = _sizes(node_data, hosted, num_examples)
+        sizes = _sizes(node_data, hosted, num_examples, units)
         _warn_about_shared_data(node_data, test_data)
         node_data = [
             collated(data, collate if node in hosted else None, f"node {node}")
@@ -128,9 +132,16 @@ class UserData:
             (test.inputs, test.targets) if test else None,
             _unpacking(loss, form.targets),
             unpacked,
-            Facts(tuple(form.inputs.shape), 0, sizes, _details(form, labels)),
+            Facts(
+                tuple(form.inputs.shape),
+                0,
+                sizes,
+                _details(form, labels),
+                "example" if units is None else "person",
+            ),
             form,
             labels,
+            units,
         )
 
     @property
@@ -141,6 +152,11 @@ class UserData:
             torch.zeros(inputs.shape, dtype=inputs.dtype),
             torch.zeros(targets.shape, dtype=targets.dtype),
         )
+
+    def with_fact(self, name: str, value: str) -> UserData:
+        """Return the same data with one more fact that all processes share."""
+        facts = replace(self.facts, details=(*self.facts.details, (name, value)))
+        return replace(self, facts=facts)
 
     def connect(self, module: nn.Module) -> None:
         """Let the module take packed inputs, where inputs have parts."""
@@ -158,19 +174,23 @@ class UserData:
         if not lazy:
             inputs = _joined([part.inputs for part in parts if isinstance(part, StackedExamples)])
             targets = _joined([part.targets for part in parts if isinstance(part, StackedExamples)])
-        sizes = tuple(self.facts.num_examples[node] for node in nodes)
+        declared = tuple(self.facts.num_examples[node] for node in nodes)
         held = tuple(len(part) if part else 0 for part in parts)
         base = Supervised(
             module,
             inputs if len(inputs) else empty[0],
             targets if len(targets) else empty[1],
-            sizes,
+            declared if self.units is None else held,
             self.test,
             self.loss,
             self.metrics,
             held,
         )
-        return LazySupervised(base, tuple(parts)) if lazy else base
+        rows = LazySupervised(base, tuple(parts)) if lazy else base
+        if self.units is None:
+            return rows
+        units = tuple(self.units.of(node) for node in nodes)
+        return UnitTask(rows, units, declared, self.units.max_rows)
 
     def check(self, module: nn.Module, batch_sizes: Sequence[int] = ()) -> None:
         """Refuse a model, loss or labels that do not fit together or cannot be trained privately.
@@ -180,7 +200,8 @@ class UserData:
         """
         # Probes with public or random inputs: what mixes examples or remembers them is refused.
         inputs, targets = self.example
-        sizes = sorted(set(batch_sizes), reverse=True)
+        rows = 1 if self.units is None else self.units.max_rows
+        sizes = sorted({rows * size for size in batch_sizes}, reverse=True)
         try:
             check_examples_independent(module, inputs, self.test[0] if self.test else None, sizes)
             if isinstance(self.loss, WeightedCrossEntropy):
@@ -312,16 +333,35 @@ def _parts(
     return parts
 
 
+def _count(data: NodeData, node: int, units: UserUnits | None) -> int:
+    """Return how many examples a node has; with units, how many persons."""
+    found = count_examples(data, f"node {node}")
+    if units is None or not found:
+        return found
+    own = units.of(node)
+    if own is None or own.num_rows != found:
+        raise RefusedDataError(
+            f"node {node}",
+            f": {found} examples, but {own.num_rows if own else 'no'} identifiers in unit; give "
+            "one identifier per row",
+        )
+    return len(own)
+
+
 def _sizes(
-    node_data: Sequence[NodeData], hosted: Sequence[int], num_examples: Sequence[int] | None
+    node_data: Sequence[NodeData],
+    hosted: Sequence[int],
+    num_examples: Sequence[int] | None,
+    units: UserUnits | None,
 ) -> tuple[int, ...]:
-    """Return the declared number of examples of every node.
+    """Return the declared number of examples, or of persons, of every node.
 
     Those of the hosted ones are checked against their data.
     """
     # Without a declaration the lengths are public.
+    what = "examples" if units is None else "persons"
     if num_examples is None:
-        sizes = tuple(count_examples(data, f"node {node}") for node, data in enumerate(node_data))
+        sizes = tuple(_count(data, node, units) for node, data in enumerate(node_data))
     else:
         sizes = tuple(int(size) for size in num_examples)
         if len(sizes) != len(node_data):
@@ -330,11 +370,11 @@ def _sizes(
                 "give one per node"
             )
         for node in hosted:
-            if (found := count_examples(node_data[node], f"node {node}")) > sizes[node]:
+            if (found := _count(node_data[node], node, units)) > sizes[node]:
                 raise ConfigError(
                     f"num_examples[{node}] = {sizes[node]}, but the data of node {node} have "
-                    f"{found} examples; declare at least as "
-                    "many as there are (the others count as blanks), or leave examples out"
+                    f"{found} {what}; declare at least as "
+                    f"many as there are (the others count as blanks), or leave {what} out"
                 )
     if not any(sizes):
         raise ConfigError("node_data: no node has an example; at least one needs a dataset")

@@ -13,6 +13,7 @@ from typing import Any, final
 from dpcsgp.config import Config
 from dpcsgp.records.metrics import usual_direction
 from dpcsgp.records.names import model_name
+from dpcsgp.runs.default_settings import CHOSEN
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.node_noise import average_noise
 from dpcsgp.training import Progress, Run
@@ -147,6 +148,8 @@ def plan_rows(design: RunDesign) -> dict[str, str]:
         "shared noise": _shared(design),
         "noise of the average": _average_noise(design),
         "batch": f"{config.privacy.sampling}, expected size {_range(batches)}",
+        "steps": f"{config.algorithm.steps}, learning rate {config.algorithm.learning_rate:g}",
+        "chosen by rule": dict(design.facts.details).get(CHOSEN, ""),
         "traffic": f"{design.bytes_per_edge() / 1e6:.3f} MB per edge",
     }
     # Methods without a mixing rate leave that row empty, and so do nodes of equal noise.
@@ -178,6 +181,9 @@ def _scores(summary: Mapping[str, Any]) -> dict[str, str]:
     rows: dict[str, str] = {}
     for name in names:
         show = _percent if name == "accuracy" else _number
+        if "party" in summary:  # it knows its own node only
+            rows[f"{name}, own model"] = show(summary.get(f"{name}_node_mean"))
+            continue
         rows[f"{name}, mean over nodes"] = show(summary.get(f"{name}_node_mean"))
         rows[f"{name}, worst node"] = show(_worst(summary, name))
         rows[f"{name}, average model"] = show(summary.get(f"{name}_average_model"))

@@ -71,6 +71,8 @@ MACHINE_SETTINGS: Final = (
     "network.key_file",
     "graph.edges_file",
     "run.device",
+    "run.max_rows_per_pass",
+    "run.memory_limit_gb",
     "run.trackers",
     "privacy.seed",
 )

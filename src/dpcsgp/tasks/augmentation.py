@@ -46,18 +46,31 @@ class Augmentation:
     spec: str
     views: int
 
-    def __call__(self, inputs: Tensor, random: PrivateRandomness, step: int) -> Tensor:
+    def __call__(
+        self,
+        inputs: Tensor,
+        random: PrivateRandomness,
+        step: int,
+        rows: Sequence[int] | None = None,
+        first_place: int = 0,
+    ) -> Tensor:
         """Return views (N, E, M, C, H, W) of images (N, E, C, H, W); one view has no axis M.
 
         Args:
             inputs: Images of the drawn examples; blanks get views too.
             random: Private streams of the hosted nodes.
             step: Gradient step; every step has views of its own.
+            rows: Which of the hosted nodes they are of; None: all.
+            first_place: Which place of the batch is the first of these.
         """
         # Every view has its own random words, whether the spec uses them or not.
         num_nodes, num_places = inputs.shape[:2]
+        stop = first_place + num_places
         draws_NEMK = torch.stack(
-            [self._draws(num_places, random, step, row) for row in range(num_nodes)]
+            [
+                self._draws(stop, random, step, row)[first_place:]
+                for row in (range(num_nodes) if rows is None else rows)
+            ]
         )
         down_B, right_B, mirrored_B = draws_NEMK.to(inputs.device).flatten(0, 2).unbind(-1)
 

@@ -45,11 +45,14 @@ class Task(Protocol):
         """
         ...
 
-    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, ...) and targets (N, E, ...) of each node's examples.
 
         Args:
             indices_NE: Numbers within the node's own examples, from 0.
+            rows: Which of the hosted nodes they are of; None: all.
         """
         ...
 
@@ -83,7 +86,12 @@ def random_like(rows: Tensor, count: int) -> Tensor:
     return drawn.to(rows.device, rows.dtype)
 
 
-def gather(indices_NE: Tensor, held_examples: Sequence[int], *values: Tensor) -> tuple[Tensor, ...]:
+def gather(
+    indices_NE: Tensor,
+    held_examples: Sequence[int],
+    *values: Tensor,
+    rows: Sequence[int] | None = None,
+) -> tuple[Tensor, ...]:
     """Look up each node's examples by their local numbers.
 
     Args:
@@ -91,11 +99,14 @@ def gather(indices_NE: Tensor, held_examples: Sequence[int], *values: Tensor) ->
             past the end too.
         held_examples: How many examples each node holds.
         values: Tensors (J, ...) with the examples of one node after the other.
+        rows: Which of the nodes the numbers belong to; None: all.
 
     Returns:
         (N, E, ...) of each tensor.
     """
     starts_N1 = torch.tensor([0, *accumulate(held_examples)][:-1], dtype=torch.int64)[:, None]
+    if rows is not None:
+        starts_N1 = starts_N1[list(rows)]
     total = len(values[0])
     if not total:  # every node of this process holds blanks alone
         return tuple(part.new_zeros(*indices_NE.shape, *part.shape[1:]) for part in values)

@@ -56,7 +56,11 @@ class LazySupervised:
         return replace(self, base=self.base.to(device))
 
     def read_examples(
-        self, indices_NE: Tensor, seeds_NE: Tensor, widths_N: Sequence[int]
+        self,
+        indices_NE: Tensor,
+        seeds_NE: Tensor,
+        widths_N: Sequence[int],
+        rows: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs (N, E, ...), targets (N, E, ...), and which places could be read.
 
@@ -64,12 +68,14 @@ class LazySupervised:
             indices_NE: numbers within the node's own examples; those of padding point anywhere.
             seeds_NE: a secret seed for whatever the row of a place draws.
             widths_N: how many places of each node are read.
+            rows: which of the hosted nodes these are; None: all.
         """
         shape, device = indices_NE.shape, self.base.inputs.device
         inputs = self.base.inputs.new_zeros(*shape, *self.base.inputs.shape[1:])
         targets = self.base.targets.new_zeros(*shape, *self.base.targets.shape[1:])
         readable_NE = torch.zeros(shape, dtype=torch.bool)
-        for row, (node, width) in enumerate(zip(self.nodes, widths_N, strict=True)):
+        nodes = self.nodes if rows is None else [self.nodes[row] for row in rows]
+        for row, (node, width) in enumerate(zip(nodes, widths_N, strict=True)):
             if node is None:
                 continue
             indices_E, seeds_E = indices_NE[row, :width].tolist(), seeds_NE[row, :width].tolist()
@@ -77,10 +83,12 @@ class LazySupervised:
             inputs[row, :width], targets[row, :width] = (values.to(device) for values in part)
         return inputs, targets, readable_NE
 
-    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return inputs and targets with one and the same view of every row."""
-        seeds_NE, widths_N = torch.zeros_like(indices_NE), [indices_NE.shape[1]] * len(self.nodes)
-        inputs, targets, _ = self.read_examples(indices_NE, seeds_NE, widths_N)
+        seeds_NE, widths_N = torch.zeros_like(indices_NE), [indices_NE.shape[1]] * len(indices_NE)
+        inputs, targets, _ = self.read_examples(indices_NE, seeds_NE, widths_N, rows)
         return inputs, targets
 
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:

@@ -151,9 +151,12 @@ class Supervised:
             test=test,
         )
 
-    def examples(self, indices_NE: Tensor) -> tuple[Tensor, Tensor]:
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return inputs (N, E, ...) and targets (N, E, ...)."""
-        inputs, targets = gather(indices_NE, self.held_examples, self.inputs, self.targets)
+        held = self.held_examples
+        inputs, targets = gather(indices_NE, held, self.inputs, self.targets, rows=rows)
         return inputs, targets
 
     def public_rows(self, count: int) -> tuple[Tensor, Tensor]:

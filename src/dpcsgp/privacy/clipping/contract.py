@@ -1,7 +1,10 @@
 """What a clipping engine is given and what it must do: one pass over examples in public places.
 
+An example may be a unit of several rows, such as one person's: their losses are added up before
+clipping, so the unit is clipped and counted as one.
+
 Legend: N hosted nodes, P places of a node in a pass, E rows of a chunk, M augmented views of an
-example, D coordinates.
+example or rows of a unit, D coordinates.
 """
 
 from __future__ import annotations
@@ -27,11 +30,14 @@ NORM: Final = "the gradient's norm"  # what is shown last of every chunk, as squ
 class Pass:
     """Examples in places: each node's parameters, its places, and which are taken.
 
-    An engine is given the P places that run together. `CheckedEngine` starts with all places of a
-    batch in one record, and `places_from` cuts the passes out of it.
+    An engine is given the P places that run together.
 
     `inputs` are (N, P, *input shape), or (N, P, M, *input shape) with M > 1 views; `targets` are
     (N, P, ...). `clip_norm` is the largest norm that an example's gradient keeps.
+
+    For units of up to M > 1 rows both have the axis M, and `filled_NPM` says which rows there are.
+    The loss of the others counts for nothing; they must hold copies of rows of the same unit, so
+    that nothing in them can fail that does not fail anyway.
     """
 
     parameters_ND: Tensor
@@ -40,6 +46,7 @@ class Pass:
     present_NP: Tensor
     clip_norm: float
     shape: PassShape
+    filled_NPM: Tensor | None = None
 
     def of_nodes(self, nodes: slice) -> Pass:
         """Return the pass of some nodes, in the same memory."""
@@ -49,15 +56,18 @@ class Pass:
             inputs=self.inputs[nodes],
             targets=self.targets[nodes],
             present_NP=self.present_NP[nodes],
+            filled_NPM=None if self.filled_NPM is None else self.filled_NPM[nodes],
         )
 
-    def places_from(self, start: int) -> Pass:
-        """Return the places of one pass out of many; blank ones follow where the examples end."""
+    def padded(self) -> Pass:
+        """Return the pass with all its places; blank ones follow where the examples end."""
+        places = self.shape.places
         return replace(
             self,
-            inputs=_filled(self.inputs, start, self.shape.places),
-            targets=_filled(self.targets, start, self.shape.places),
-            present_NP=_filled(self.present_NP, start, self.shape.places),
+            inputs=_padded(self.inputs, places),
+            targets=_padded(self.targets, places),
+            present_NP=_padded(self.present_NP, places),
+            filled_NPM=None if self.filled_NPM is None else _padded(self.filled_NPM, places),
         )
 
     def of_blanks(self) -> Pass:
@@ -90,12 +100,23 @@ class Pass:
                 part.masked_fill_(mask, 0)
 
 
-def _filled(part: Tensor, start: int, places: int) -> Tensor:
-    found = part[:, start : start + places]
-    if found.shape[1] == places:
-        return found.contiguous()
-    blank = found.new_zeros(len(found), places - found.shape[1], *found.shape[2:])
-    return torch.cat([found, blank], dim=1)
+def _padded(part: Tensor, places: int) -> Tensor:
+    if part.shape[1] == places:
+        return part.contiguous()
+    blank = part.new_zeros(len(part), places - part.shape[1], *part.shape[2:])
+    return torch.cat([part, blank], dim=1)
+
+
+class Fetched(NamedTuple):
+    """The examples in some places of a batch; `filled_NEM` for units of several rows."""
+
+    inputs: Tensor
+    targets: Tensor
+    present_NE: Tensor
+    filled_NEM: Tensor | None = None
+
+
+Fetch = Callable[[slice], Fetched]  # which places -> what lies there
 
 
 class Chunk(NamedTuple):
@@ -104,11 +125,14 @@ class Chunk(NamedTuple):
     inputs: Tensor
     targets: Tensor
     present_E: Tensor
+    filled_EM: Tensor | None = None  # which rows of a unit there are
 
     @classmethod
     def of(cls, batch: Pass, node: int, rows: slice, length: int) -> Chunk:
         """Cut some rows out of a node's places, and add blank ones up to the length."""
-        parts = (batch.inputs[node], batch.targets[node], batch.present_NP[node])
+        parts = [batch.inputs[node], batch.targets[node], batch.present_NP[node]]
+        if batch.filled_NPM is not None:
+            parts.append(batch.filled_NPM[node])
         return cls(*(_own_rows(part[rows], length) for part in parts))
 
 
@@ -139,6 +163,14 @@ class PassEngine(Protocol):
 
     def deterministic(self, public: Tensor) -> PassEngine:
         """Return an engine for the model without random layers, if it has any."""
+        ...
+
+    def with_most_rows(self, most_rows: int) -> PassEngine:
+        """Return an engine that runs at most so many rows at a time, where it cuts passes up."""
+        ...
+
+    def row_bytes(self, parameters_1D: Tensor, public: Tensor) -> int:
+        """Return roughly the bytes that one more row keeps from forward to backward pass."""
         ...
 
     def checked_places(

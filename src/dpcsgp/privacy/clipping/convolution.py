@@ -121,7 +121,8 @@ class ConvolutionGradSample:
         """Form the gradients if they are small and save work, or rounding forbids ghost sums."""
         costs = self._costs()
         cheap = costs.fits and costs.materialize <= costs.ghost_norm + costs.contraction
-        if cheap or not may_sum_positions(self.num_examples, costs.positions):
+        rows = max(self.num_examples, memory.fewest_rows)
+        if cheap or not may_sum_positions(rows, costs.positions):
             return MaterializedGradSample(self.materialize(slice(None)))
         return self
 

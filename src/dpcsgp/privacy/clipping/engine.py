@@ -8,11 +8,12 @@ without a branch on the data: to stop or to warn would reveal it. So does an exa
 or loss raise an error.
 
 The examples are computed in passes of a public shape (see `passes`): blank rows fill the places
-that no example takes.
+that no example takes. An example may be a unit of several rows, whose gradients are added up before
+clipping.
 
-Legend: N hosted nodes, E places for examples, P places of a pass, M augmented views of an example,
-D coordinates, K public rows of a check. Reference: Abadi et al., "Deep learning with differential
-privacy" (2016).
+Legend: N hosted nodes, E places for examples, P places of a pass, M augmented views of an example
+or rows of a unit, D coordinates, K public rows of a check. Reference: Abadi et al., "Deep learning
+with differential privacy" (2016).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.clipping.contract import NORM, Loss, Pass, PassEngine
+from dpcsgp.privacy.clipping.contract import NORM, Fetch, Fetched, Loss, Pass, PassEngine
 from dpcsgp.privacy.clipping.layerwise import LayerwiseEngine
 from dpcsgp.privacy.clipping.linear_stack import LinearStackEngine, is_linear_stack
 from dpcsgp.privacy.model_checks import check_model
@@ -52,6 +53,7 @@ class ClippingEngine(Protocol):
         present_NE: Tensor,
         clip_norm: float,
         shape: PassShape = _DEFAULT_SHAPE,
+        filled_NEM: Tensor | None = None,
     ) -> Tensor:
         """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples of every node.
 
@@ -62,11 +64,13 @@ class ClippingEngine(Protocol):
             parameters_ND: the flat parameters of each node's model.
             inputs: (N, E, *input shape), or (N, E, M, *input shape) with M > 1 augmented views,
                 over which the loss of an example is averaged before clipping.
-            targets: (N, E, ...).
+            targets: (N, E, ...), or (N, E, M, ...) for units of up to M > 1 rows.
             present_NE: which places are taken. The others are blank: whatever they hold may be set
                 to zero, in place, and contributes exactly zero.
             clip_norm: largest Euclidean norm that an example's gradient keeps.
             shape: the public shape of the passes.
+            filled_NEM: which rows of a unit there are, for units of several rows: g_e is then the
+                sum of their gradients. The others hold copies of rows of the same unit.
 
         Returns:
             (N, D), in double precision if it took several passes, if an example raised, or if there
@@ -75,7 +79,9 @@ class ClippingEngine(Protocol):
         ...
 
 
-def clipping_engine(module: nn.Module, loss: Loss, views: int = 1) -> CheckedEngine:
+def clipping_engine(
+    module: nn.Module, loss: Loss, views: int = 1, rows_per_unit: int = 1
+) -> CheckedEngine:
     """Choose how to clip for a model.
 
     All nodes at once for stacks of linear layers without views, layer by layer otherwise. The
@@ -86,40 +92,64 @@ def clipping_engine(module: nn.Module, loss: Loss, views: int = 1) -> CheckedEng
         module: the model; one output per example.
         loss: `loss(outputs, targets)` returns one value per example, as with `reduction="none"`.
         views: augmented views of an example, over which its loss is averaged.
+        rows_per_unit: largest number of rows whose losses are added up and clipped as one.
 
     Raises:
         ModelError: for models that cannot be trained privately.
-        ConfigError: for fewer than one view.
+        ConfigError: for fewer than one view or row, or for views of units of several rows.
     """
     check_model(module)
     if views < 1:
         raise ConfigError(f"task.augmentation_multiplicity = {views}: expected at least 1")
-    layout = ParameterLayout.of(module)
-    if is_linear_stack(module) and views == 1:
+    if rows_per_unit < 1 or (rows_per_unit > 1 and views > 1):
+        raise ConfigError(
+            f"privacy.max_rows_per_unit = {rows_per_unit} with task.augmentation_multiplicity = "
+            f"{views}: units of several rows have one view of each row"
+        )
+    layout, unit = ParameterLayout.of(module), rows_per_unit > 1
+    if is_linear_stack(module) and views == rows_per_unit == 1:
         assert isinstance(module, nn.Sequential)
         return CheckedEngine(LinearStackEngine(module, loss), layout, views)
-    return CheckedEngine(LayerwiseEngine(module, loss, views), layout, views)
+    count = max(views, rows_per_unit)
+    return CheckedEngine(LayerwiseEngine(module, loss, count, unit=unit), layout, count, unit)
 
 
 @final
 class CheckedEngine:
     """Refuses shapes that do not fit, cuts examples into passes, lets no example stop a pass."""
 
-    def __init__(self, engine: PassEngine, layout: ParameterLayout, views: int) -> None:
+    def __init__(
+        self, engine: PassEngine, layout: ParameterLayout, views: int, unit: bool = False
+    ) -> None:
         self.engine = engine
         self._layout = layout
         self._views = views
+        self._unit = unit  # the M rows are a unit's, with targets of their own
         # kernels share out their work by it: all passes, checks too, have the same
         self._threads = torch.get_num_threads()
 
     def slower(self) -> CheckedEngine | None:
         """Return an engine that passes fewer rows at a time; None where there are no fewer."""
         slower = self.engine.slower()
-        return CheckedEngine(slower, self._layout, self._views) if slower is not None else None
+        return None if slower is None else self._with(slower)
 
     def deterministic(self, public: Tensor) -> CheckedEngine:
         """Return an engine for the model without random layers, if it has any (in eval() mode)."""
-        return CheckedEngine(self.engine.deterministic(public), self._layout, self._views)
+        return self._with(self.engine.deterministic(self._single_rows(public)))
+
+    def with_most_rows(self, most_rows: int) -> CheckedEngine:
+        """Return an engine that passes at most so many rows (not units) at a time."""
+        return self._with(self.engine.with_most_rows(most_rows))
+
+    def row_bytes(self, parameters_1D: Tensor, public: Tensor) -> int:
+        """Return roughly what one more row in a pass costs, from shapes and public rows alone."""
+        return self.engine.row_bytes(parameters_1D, self._single_rows(public))
+
+    def _with(self, engine: PassEngine) -> CheckedEngine:
+        return CheckedEngine(engine, self._layout, self._views, self._unit)
+
+    def _single_rows(self, public: Tensor) -> Tensor:
+        return public.flatten(0, 1) if self._unit else public
 
     def checked_places(
         self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape
@@ -135,23 +165,44 @@ class CheckedEngine:
         present_NE: Tensor,
         clip_norm: float,
         shape: PassShape = _DEFAULT_SHAPE,
+        filled_NEM: Tensor | None = None,
     ) -> Tensor:
         """Check shapes and clip norm, then sum pass after pass (see `ClippingEngine`)."""
-        batch = Pass(parameters_ND, inputs, targets, present_NE, clip_norm, shape)
-        self._check(batch)
-        if not present_NE.numel():
-            return torch.zeros_like(parameters_ND)
-        total_ND = parameters_ND  # replaced by the first pass
-        with _fixed_arithmetic(inputs.device, self._threads):
-            self.engine.prepare(parameters_ND, inputs)
-            for number, start in enumerate(range(0, present_NE.shape[1], shape.places)):
-                places = batch.places_from(start)
-                # Nodes pass together as often as is planned, and alone where they drew more.
-                everybody = slice(None)
-                planned = number < shape.passes
-                groups = [everybody] if planned else _nodes_with_examples(places.present_NP)
+        whole = Pass(parameters_ND, inputs, targets, present_NE, clip_norm, shape, filled_NEM)
+        self._check(whole)
+
+        def fetch(places: slice) -> Fetched:
+            filled = None if filled_NEM is None else filled_NEM[:, places]
+            return Fetched(inputs[:, places], targets[:, places], present_NE[:, places], filled)
+
+        return self.sum_passes(parameters_ND, present_NE.shape[1], fetch, clip_norm, shape)
+
+    def sum_passes(
+        self,
+        parameters_ND: Tensor,
+        num_places: int,
+        fetch: Fetch,
+        clip_norm: float,
+        shape: PassShape,
+    ) -> Tensor:
+        """Do the same with examples that are fetched pass by pass: no more are held at a time."""
+        total_ND = torch.zeros_like(parameters_ND)  # replaced by the first pass
+        if not len(parameters_ND):
+            return total_ND
+        for number, start in enumerate(range(0, num_places, shape.places)):
+            found = fetch(slice(start, start + shape.places))
+            parameters_ND = parameters_ND.to(found.inputs.device)
+            batch = Pass(parameters_ND, *found[:3], clip_norm, shape, found.filled_NEM).padded()
+            del found
+            self._check(batch)
+            # Nodes pass together as often as is planned, and alone where they drew more.
+            everybody = slice(None)
+            planned = number < shape.passes
+            groups = [everybody] if planned else _nodes_with_examples(batch.present_NP)
+            with _fixed_arithmetic(batch.inputs.device, self._threads):
+                self.engine.prepare(parameters_ND, batch.inputs)
                 for nodes in groups:
-                    sum_ND = self._pass_sum(places.of_nodes(nodes))
+                    sum_ND = self._pass_sum(batch.of_nodes(nodes))
                     if number == 0:
                         total_ND = sum_ND
                     else:
@@ -172,11 +223,18 @@ class CheckedEngine:
         """Return by name what the rows of one pass contribute, for checks on public rows.
 
         Rows are on the first axis: all nodes' rows one after the other, M of them for an example
-        with M views.
+        with M views, or for a unit. Some rows of a unit are missing: which, follows from their
+        values, so that a unit that is moved stays the same.
         """
-        if self._views > 1:
+        filled_NPM = None
+        if self._unit:
+            filled_NPM = (
+                inputs.flatten(3).double().sum(dim=3) > 0 if inputs.dim() > 3 else inputs > 0
+            )
+            filled_NPM[:, :, 0] = True
+        elif self._views > 1:
             inputs = inputs[:, :, None].expand(-1, -1, self._views, *inputs.shape[2:]).clone()
-        batch = Pass(parameters_ND, inputs, targets, present_NP, clip_norm, shape)
+        batch = Pass(parameters_ND, inputs, targets, present_NP, clip_norm, shape, filled_NPM)
         seen: list[tuple[str, Tensor]] = []
         self._check(batch)
         batch.blank_()
@@ -231,11 +289,21 @@ class CheckedEngine:
                 f"{places[0]} nodes, got {tuple(batch.parameters_ND.shape)}"
             )
         lead = places if self._views == 1 else (*places, self._views)
-        if batch.inputs.shape[: len(lead)] != lead or batch.targets.shape[:2] != places:
+        targets = lead if self._unit else places
+        if (
+            batch.inputs.shape[: len(lead)] != lead
+            or batch.targets.shape[: len(targets)] != targets
+        ):
             raise ModelError(
                 f"inputs {tuple(batch.inputs.shape)} and targets {tuple(batch.targets.shape)}: "
-                f"expected leading axes {lead} and {places} (nodes, examples"
-                f"{', views' if self._views > 1 else ''})"
+                f"expected leading axes {lead} and {targets} (nodes, examples"
+                f"{', rows' if self._unit else ', views' if self._views > 1 else ''})"
+            )
+        filled = None if batch.filled_NPM is None else tuple(batch.filled_NPM.shape)
+        if filled != (lead if self._unit else None):
+            raise ModelError(
+                f"filled rows {filled}: expected {lead if self._unit else None} for "
+                f"{self._views} rows per unit"
             )
 
 

@@ -106,9 +106,13 @@ class Workspace:
     """Memory for per-example gradients that is kept from chunk to chunk.
 
     Fresh memory is brought in page by page at first use, which costs more than the arithmetic.
+
+    `fewest_rows`: forms are chosen as for at least so many examples. Ghost norms, which fewer rows
+    would allow, clip a little harder: how little memory there is must not change what is summed.
     """
 
     def __init__(self) -> None:
+        self.fewest_rows = 1
         self._kept = torch.empty(0)
         self._taken = 0
 
@@ -245,7 +249,7 @@ class LinearGradSample:
         height = self.backprops_ETO.shape[2]
         small = fits_beside_activations(width * height, length * (width + height))
         cheap = small and not prefers_ghost_norm(length, width, height)
-        if cheap or not may_sum_positions(num_examples, length):
+        if cheap or not may_sum_positions(max(num_examples, memory.fewest_rows), length):
             gradient_EOI = memory.take((num_examples, height, width), self.backprops_ETO)
             torch.bmm(self.backprops_ETO.mT, self.activations_ETI, out=gradient_EOI)
             return MaterializedGradSample(gradient_EOI.flatten(1))

@@ -13,8 +13,11 @@ The module's own mode counts: in `train()` Dropout draws its masks, in `eval()` 
 some parameters are formed explicitly, their pass draws masks of its own; clipping still acts on the
 whole vector that is summed.
 
-Legend: N hosted nodes, P places of a node in a pass, E rows of a chunk, M augmented views of an
-example, D coordinates.
+An example may be a unit of several rows, with a target each: the layers see them as further
+positions of the example, as they see views, so all ghost norms are those of the unit's summed loss.
+
+Legend: N hosted nodes, P places of a node in a pass, E examples of a chunk, M augmented views of an
+example or rows of a unit, D coordinates.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ from dpcsgp.privacy.clipping.recording import (
 from dpcsgp.privacy.clipping.recurrent import RECURRENT
 from dpcsgp.privacy.clipping.shared_lookups import shared_lookups
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
+from dpcsgp.randomness import torch_seed
 
 # of a chunk, or half as many again where that saves one: more gain little speed and cost memory
 _MOST_ROWS: Final = 64
@@ -83,6 +87,7 @@ class _Plan(NamedTuple):
     explicit: tuple[str, ...]
     rows: int
     shared: Shared
+    usual_rows: int  # of a chunk, if memory did not ask for fewer
 
 
 class _Node(NamedTuple):
@@ -99,12 +104,20 @@ class LayerwiseEngine:
     """Ghost clipping for any module, from one forward and one backward pass per chunk."""
 
     def __init__(
-        self, module: nn.Module, loss: Loss, views: int = 1, most_rows: int = _MOST_ROWS
+        self,
+        module: nn.Module,
+        loss: Loss,
+        views: int = 1,
+        most_rows: int = _MOST_ROWS,
+        unit: bool = False,
+        fit_rows: int | None = None,
     ) -> None:
-        self._module = module
+        self.module: Final = module
         self._loss = loss
         self._views = views
         self._most_rows = most_rows
+        self._unit = unit
+        self._fit_rows = most_rows if fit_rows is None else fit_rows  # what memory allows for
         self._layout = ParameterLayout.of(module)
         self._owned = owned_parameters(module)
         self._slots = parameter_slots(module)
@@ -117,21 +130,62 @@ class LayerwiseEngine:
         """Return an engine that passes fewer rows at a time; None where it is one already."""
         if self._most_rows == 1:
             return None
-        fewer = 1 if self._most_rows <= 16 else 16
-        return LayerwiseEngine(self._module, self._loss, self._views, fewer)
+        return self._like(self.module, 1 if self._most_rows <= 16 else 16)
+
+    def with_most_rows(self, most_rows: int) -> LayerwiseEngine:
+        """Return an engine whose chunks have at most so many rows, views and units taken apart."""
+        examples = max(1, most_rows // self._views)
+        if examples >= self._most_rows:
+            return self
+        return LayerwiseEngine(
+            self.module, self._loss, self._views, self._most_rows, self._unit, examples
+        )
+
+    def row_bytes(self, parameters_1D: Tensor, public: Tensor) -> int:
+        """Return what one more row keeps in memory from the forward to the backward pass."""
+        parameters = self._parameters_of(parameters_1D, 0)
+        few, many = (
+            self._kept_bytes(parameters, public.new_zeros(count, *public.shape[1:]))
+            for count in (2, 4)
+        )
+        return max(1, (many - few) // 2)
+
+    def _kept_bytes(self, parameters: dict[str, Tensor], rows: Tensor) -> int:
+        """Return the bytes that a forward pass over these rows leaves for the backward pass."""
+        kept: dict[int, int] = {}
+
+        def note(part: Tensor) -> Tensor:
+            storage = part.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return part
+
+        names = {name for own in self._owned.values() for name in own.values()}
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda part: part)
+        with hooks, torch_seed(0, "bytes of a row"):
+            outputs, calls = self._run(parameters, names, rows, frozenset())
+        for call in calls:
+            note(call.activations)
+        backprops = sum(rows.element_size() * call.output_shape.numel() for call in calls)
+        del outputs
+        return sum(kept.values()) + backprops + rows.nbytes
+
+    def _like(self, module: nn.Module, most_rows: int) -> LayerwiseEngine:
+        fit_rows = min(self._fit_rows, most_rows)
+        return LayerwiseEngine(module, self._loss, self._views, most_rows, self._unit, fit_rows)
 
     def deterministic(self, public: Tensor) -> LayerwiseEngine:
         """Return this engine, or one in eval() mode if outputs are random in train() mode."""
-        if not is_random(self._module, public):
-            return self
-        module = copy.deepcopy(self._module).eval()
-        return LayerwiseEngine(module, self._loss, self._views, self._most_rows)
+        return self.in_eval_mode() if is_random(self.module, public) else self
+
+    def in_eval_mode(self) -> LayerwiseEngine:
+        """Return an engine for a copy of the module in eval() mode."""
+        return self._like(copy.deepcopy(self.module).eval(), self._most_rows)
 
     def checked_places(
         self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape
     ) -> tuple[int, int]:
         """Return one chunk of one node: all chunks run alike, in memory of their own."""
-        if self._views > 1:
+        if self._views > 1 and not self._unit:
             inputs = inputs[:, None].expand(-1, self._views, *inputs.shape[1:])
         plan = self._plan(self._parameters_of(parameters_ND, 0), inputs)
         return 1, self._chunk_rows(plan, shape.places)
@@ -227,10 +281,10 @@ class LayerwiseEngine:
     def _grad_samples(self, node: _Node, chunk: Chunk) -> dict[str, GradSample]:
         """Run the two passes; return the per-example gradients of parameters with ghost norms."""
         (parameters, plan, _, observe), num_examples = node, len(chunk.inputs)
-        with outputs_shown(self._module, num_examples * self._views, observe):
+        with outputs_shown(self.module, num_examples * self._views, observe):
             outputs, calls = self._forward(parameters, plan.ghost, chunk.inputs, plan.shared)
         with torch.enable_grad():
-            losses = self._losses(outputs, chunk.targets, num_examples)
+            losses = self._losses(outputs, chunk.targets, num_examples, chunk.filled_EM)
             total = losses.sum()
         if observe is not None:
             observe("the loss", losses.detach())
@@ -238,12 +292,15 @@ class LayerwiseEngine:
         edges = [call.edge for call in calls]
         all_backprops = list(torch.autograd.grad(total, edges, allow_unused=True))
         self._memory.reset()  # what the chunk before held there is summed
+        if plan.rows < plan.usual_rows:
+            self._memory.fewest_rows = plan.usual_rows
         uses: dict[str, list[GradSample]] = {}
         with torch.no_grad():
             while calls:
                 call, backprops = calls.pop(), all_backprops.pop()
                 if backprops is None:
                     continue
+                call = _of_filled_rows(call, chunk.filled_EM)
                 owned = call.parameters(self._owned)
                 if observe is not None:
                     name = next(iter(owned.values())).rpartition(".")[0]
@@ -264,20 +321,33 @@ class LayerwiseEngine:
         self, parameters: dict[str, Tensor], wanted: Iterable[str], inputs: Tensor, shared: Shared
     ) -> tuple[Any, list[LayerCall]]:
         """Run the module and record the calls of layers that have some of these parameters."""
+        rows = inputs if self._views == 1 else inputs.flatten(0, 1)
+        return self._run(parameters, wanted, rows, shared)
+
+    def _run(
+        self, parameters: dict[str, Tensor], wanted: Iterable[str], rows: Tensor, shared: Shared
+    ) -> tuple[Any, list[LayerCall]]:
         names = frozenset(wanted)
         layers = [layer for layer, own in self._owned.items() if names.intersection(own.values())]
-        images = inputs if self._views == 1 else inputs.flatten(0, 1)
         return recorded_forward(
-            self._module, self._slots, self._composites, parameters, layers, images, shared
+            self.module, self._slots, self._composites, parameters, layers, rows, shared
         )
 
-    def _losses(self, outputs: Any, targets: Tensor, num_examples: int) -> Tensor:
-        """Return the loss of every example, the mean over its views."""
-        if self._views > 1:
+    def _losses(
+        self, outputs: Any, targets: Tensor, num_examples: int, filled_EM: Tensor | None
+    ) -> Tensor:
+        """Return the loss of every example: the mean over its views, the sum over a unit's rows."""
+        if filled_EM is not None:
+            targets = targets.flatten(0, 1)
+        elif self._views > 1:
             targets = targets.repeat_interleave(self._views, dim=0)
         losses = self._loss(outputs, targets)
         check_losses(losses, num_examples * self._views)
-        return losses.view(num_examples, self._views).mean(dim=1)
+        by_example = losses.view(num_examples, self._views)
+        if filled_EM is None:
+            return by_example.mean(dim=1)
+        # Rows that are not there: their loss, and so every backprop behind it, is exactly zero.
+        return torch.where(filled_EM, by_example, 0.0).sum(dim=1)
 
     def _example_loss(self, node: _Node) -> ExampleLoss:
         """Return one example's loss as a function of the parameters without ghost norm."""
@@ -288,21 +358,24 @@ class LayerwiseEngine:
 
         recurrent = [
             layer
-            for layer in self._module.modules()
+            for layer in self.module.modules()
             if isinstance(layer, RECURRENT) and has_rule(layer)
         ]
 
-        def example_loss(free: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
+        def example_loss(
+            free: dict[str, Tensor], example: Tensor, target: Tensor, filled_M: Tensor | None = None
+        ) -> Tensor:
             batch = example[None] if self._views == 1 else example
             with composites_replaced(recurrent, None):
-                outputs = functional_call(self._module, {**fixed, **free}, (batch,))
-            return self._losses(outputs, target[None], 1).sum()
+                outputs = functional_call(self.module, {**fixed, **free}, (batch,))
+            filled_1M = None if filled_M is None else filled_M[None]
+            return self._losses(outputs, target[None], 1, filled_1M).sum()
 
         return example_loss
 
     def _plan(self, parameters: dict[str, Tensor], inputs: Tensor) -> _Plan:
         """Return which ghost norms are exact and the rows of a chunk, found on public zeros."""
-        key = (inputs.shape[1:], inputs.dtype, self._module.training)
+        key = (inputs.shape[1:], inputs.dtype, self.module.training)
         if key not in self._plans:
             exact = {name for names in self._owned.values() for name in names.values()}
 
@@ -317,8 +390,10 @@ class LayerwiseEngine:
                 outputs, calls = forward(length, shared)
                 exact -= wrongly_covered(self._owned, parameters, outputs, calls, length)
             explicit = [name for name in self._layout.names if name not in exact]
-            self._plans[key] = _Plan(frozenset(exact), tuple(explicit), self._rows(calls), shared)
-            warn_of_explicit_gradients(self._module, explicit)
+            usual = self._rows(calls)
+            rows = min(usual, self._fit_rows)
+            self._plans[key] = _Plan(frozenset(exact), tuple(explicit), rows, shared, usual)
+            warn_of_explicit_gradients(self.module, explicit)
         return self._plans[key]
 
     @staticmethod
@@ -347,3 +422,11 @@ class LayerwiseEngine:
                 return rows
             rows //= 2
         return rows
+
+
+def _of_filled_rows(call: LayerCall, filled_EM: Tensor | None) -> LayerCall:
+    """Return a call without the activations of rows that are not there: they measure nothing."""
+    if filled_EM is None or not call.activations.is_floating_point():
+        return call
+    filled = filled_EM.reshape(-1, *[1] * (call.activations.dim() - 1))
+    return call._replace(activations=torch.where(filled, call.activations, 0.0))

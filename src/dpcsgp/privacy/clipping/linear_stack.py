@@ -99,11 +99,13 @@ def _is_rowwise(layer: nn.Module) -> bool:
 class LinearStackEngine:
     """Ghost clipping for stacks of linear layers, all nodes at once."""
 
-    def __init__(self, module: nn.Sequential, loss: Loss) -> None:
+    def __init__(
+        self, module: nn.Sequential, loss: Loss, layerwise: LayerwiseEngine | None = None
+    ) -> None:
         self._module = module
         self._loss = loss
         self._layout = ParameterLayout.of(module)
-        self._layerwise = LayerwiseEngine(module, loss)
+        self._layerwise = layerwise or LayerwiseEngine(module, loss)
         names = {
             id(parameter): name
             for name, parameter in module.named_parameters()
@@ -135,11 +137,22 @@ class LinearStackEngine:
         """Return an engine that passes fewer rows at a time, one node after the other."""
         return self._layerwise.slower()
 
+    def with_most_rows(self, most_rows: int) -> LinearStackEngine:
+        """Return this engine, which runs the places of a pass at once: their number is bounded."""
+        layerwise = self._layerwise.with_most_rows(most_rows)
+        return LinearStackEngine(self._module, self._loss, layerwise)
+
+    def row_bytes(self, parameters_1D: Tensor, public: Tensor) -> int:
+        """Return what one more row keeps in memory from the forward to the backward pass."""
+        return self._layerwise.row_bytes(parameters_1D, public)
+
     def deterministic(self, public: Tensor) -> LinearStackEngine:
         """Return this engine, or one in eval() mode if the module has layers that draw masks."""
         if not is_random(self._module, public):
             return self
-        return LinearStackEngine(copy.deepcopy(self._module).eval(), self._loss)
+        quiet = self._layerwise.in_eval_mode()
+        assert isinstance(quiet.module, nn.Sequential)
+        return LinearStackEngine(quiet.module, self._loss, quiet)
 
     def checked_places(
         self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape

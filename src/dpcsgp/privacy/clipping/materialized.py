@@ -20,8 +20,8 @@ from dpcsgp.privacy.clipping.contract import Chunk, Observer
 from dpcsgp.privacy.clipping.ghost_norms import clip_factors, finite_, slices
 from dpcsgp.privacy.clipping.squares import squared_norms
 
-# (parameters to be formed, one example, its target) -> its loss
-ExampleLoss = Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]
+# (parameters to be formed, one example, its target; which rows of a unit there are) -> its loss
+ExampleLoss = Callable[..., Tensor]
 
 
 def materialized_sums(
@@ -37,13 +37,15 @@ def materialized_sums(
 
     `squares_E` and `margins_E` are squared ghost norms and margins of all other parameters.
     """
-    gradients = vmap(grad(example_loss), in_dims=(None, 0, 0), randomness="different")
+    given = [part for part in (chunk.inputs, chunk.targets, chunk.filled_EM) if part is not None]
+    in_dims = (None, *[0] * len(given))
+    gradients = vmap(grad(example_loss), in_dims=in_dims, randomness="different")
     sums = {name: torch.zeros_like(value) for name, value in parameters.items()}
     norms: list[Tensor] = []
     seen: dict[str, list[Tensor]] = {name: [] for name in parameters if observe is not None}
     num_coordinates = sum(value.numel() for value in parameters.values())
     for rows in slices(len(chunk.inputs), num_coordinates):
-        found = _batched(gradients, parameters, chunk.inputs[rows], chunk.targets[rows])
+        found = _batched(gradients, parameters, [part[rows] for part in given])
         parts = {name: part.flatten(1) for name, part in found.items()}
         for name, shown in seen.items():
             shown.append(parts[name].clone())
@@ -63,13 +65,12 @@ def materialized_sums(
 def _batched(
     gradients: Callable[..., dict[str, Tensor]],
     parameters: dict[str, Tensor],
-    inputs: Tensor,
-    targets: Tensor,
+    given: list[Tensor],
 ) -> dict[str, Tensor]:
     """Return the gradients (E, *shape) of these parameters, or say which cannot be batched."""
     try:
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule
-            return gradients(parameters, inputs, targets)
+            return gradients(parameters, *given)
     except RuntimeError as error:
         names = ", ".join(repr(name) for name in parameters)
         raise ModelError(

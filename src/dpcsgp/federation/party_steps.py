@@ -1,0 +1,165 @@
+"""The steps of one party under one version of its roster, from its checkpoint to the handing over.
+
+The loop is that of `training.train`; what a party adds is asked before every step (`Gate`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from dpcsgp.errors import ConfigError, WaitStoppedError
+from dpcsgp.federation.party_network import PartyNetwork
+from dpcsgp.federation.party_pairs import PartyPairs
+from dpcsgp.federation.party_request import PreparedParty, leaves
+from dpcsgp.federation.party_status import StatusKeeper
+from dpcsgp.federation.rounds import Rounds
+from dpcsgp.federation.succession import peers_of, refuse_later_frames
+from dpcsgp.federation.version_start import begin_version, starts_of
+from dpcsgp.records.checkpoint import Checkpoint
+from dpcsgp.records.ending import Ending, Stop
+from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.wording import standing, standing_at
+from dpcsgp.runtime.reporting import ShowStanding
+from dpcsgp.runtime.session import newest_checkpoint
+from dpcsgp.runtime.signals import StopSignal
+from dpcsgp.training import Progress, Run, train
+
+
+@final
+@dataclass
+class Gate:
+    """Asked before every step: meets the receivers before the first new release, then stops.
+
+    A party that was restored from an older backup is recognised by what its receivers hold. With
+    shared noise, everybody's first notice is awaited too. Steps whose release was kept need nobody:
+    the others may have left.
+
+    Attributes:
+        run: the parts.
+        network: as this party sees it.
+        stop: what a signal or the caller asks for.
+        keeper: of the status.
+        prepared: the checked request.
+        pairs: the partners in shared noise, if there are any.
+        met: whether the receivers have been met since this start.
+    """
+
+    run: Run
+    network: PartyNetwork
+    stop: StopSignal
+    keeper: StatusKeeper
+    prepared: PreparedParty
+    pairs: PartyPairs | None = None
+    met: bool = False
+
+    def __call__(self, step: int) -> Stop | None:
+        """Return whether to stop before this step."""
+        if self._next_version_begins(step):
+            return Stop.PAUSE
+        kept = self.run.gradients.kept
+        if not self.met and kept is not None and not kept.steps_from(step):
+            self._meet(step)
+        wanted = self.stop.is_set(step)
+        if wanted is Stop.FINISH:
+            raise ConfigError(
+                f'should_stop returned "finish" at step {step}: the roster fixes the number of '
+                "steps, because the others wait for this party's messages; return True to stop and "
+                "go on later"
+            )
+        return wanted
+
+    def _next_version_begins(self, step: int) -> bool:
+        """Say whether the version ends here: as planned, or where no release is left to be used."""
+        rounds, kept = self.prepared.rounds, self.run.gradients.kept
+        if rounds.until is None:
+            return False
+        used_up = kept is not None and step not in kept.steps_from(step)
+        return step >= rounds.last_step or (self.prepared.request.cut and used_up)
+
+    def _meet(self, step: int) -> None:
+        """Wait until every receiver has said what it holds, and all partners have told a key."""
+        keeper = self.keeper
+        if keeper.standing is None:
+            keeper.standing = standing_at(self.run, step)
+            keeper.releases = sum(self.run.gradients.num_releases())
+            keeper.rows = self.run.recorder.rows
+        keeper.phase = "meeting the others"
+        self.network.meet_receivers()
+        if self.pairs is not None:
+            peers, missing = peers_of(keeper.roster), self.pairs.missing
+            self.network.wait_for(lambda: [peers[node] for node in missing(step)], "first notice")
+        self.met = True
+        keeper.phase = "training"
+
+
+def to_the_end(folder: ResultsFolder, gate: Gate, show: ShowStanding) -> Progress:
+    """Train, then stay until every receiver has all messages.
+
+    Args:
+        folder: the results folder.
+        gate: the run, its network and its status, and who asks for a stop.
+        show: is told where the run stands.
+    """
+    prepared, run, network, keeper = gate.prepared, gate.run, gate.network, gate.keeper
+    request, rounds = prepared.request, prepared.rounds
+    _show_waits(keeper, show)
+    if request.cut:
+        refuse_later_frames(network, rounds)
+        network.stop()  # what is there is used, and nothing is waited for
+    if request.roster.history:
+        keeper.phase = "beginning the version"
+        starts = starts_of(folder, request.roster, prepared.design.config)
+        stopped = begin_version(run, network, rounds, request.party.name, starts, keeper)
+        if stopped is not None:
+            return stopped
+    progress = _trained(gate, rounds, show)
+    if leaves(request) and progress.state.step == rounds.last_step:
+        progress.ending = Ending.COMPLETED
+        progress.detail = f": left after round {rounds.end}, as the roster says"
+    if progress.ending is Ending.COMPLETED:
+        keeper.phase = "handing over"
+        try:
+            network.finish()
+        except WaitStoppedError:
+            progress.ending = Ending.INTERRUPTED
+            progress.detail = ": trained to the end, but others still lack the last messages"
+    return progress
+
+
+def _trained(gate: Gate, rounds: Rounds, show: ShowStanding) -> Progress:
+    """Train from the newest checkpoint that leads to the end of this version."""
+    run, keeper = gate.run, gate.keeper
+
+    def watch(progress: Progress) -> None:
+        keeper.standing = standing(run, progress)
+        keeper.releases, keeper.rows = sum(run.gradients.num_releases()), run.recorder.rows
+        keeper.phase = "polishing" if progress.rounds_polished else "training"
+        show(keeper.standing)
+
+    progress = train(run, watch, gate, _checkpoint_before(run, rounds))
+    keeper.standing = standing(run, progress)  # with the last evaluation
+    return progress
+
+
+def _show_waits(keeper: StatusKeeper, show: ShowStanding) -> None:
+    def say_wait(names: tuple[str, ...]) -> None:
+        if keeper.standing is not None:
+            show(replace(keeper.standing, waiting_for=names))
+
+    keeper.on_wait = say_wait
+
+
+def _checkpoint_before(run: Run, rounds: Rounds) -> Checkpoint | None:
+    """Return the newest checkpoint from which the last step of this version can be reached."""
+    assert run.checkpoints is not None
+    newest = newest_checkpoint(run)
+    if newest is None or newest.step <= rounds.last_step:
+        return newest
+    steps = [s for s in run.checkpoints.complete_steps() if s <= rounds.last_step]
+    if not steps:
+        raise ConfigError(
+            f"this party has made step {newest.step} already, and the next version of the roster "
+            f"begins after step {rounds.last_step}; have it amended with a later --at-round"
+        )
+    return run.checkpoints.load(steps[-1])

@@ -1,0 +1,198 @@
+"""From one version of a roster to the next, as one party sees it: what it checks and still serves.
+
+Whoever took part in the version before has its file, and computes from it what the new version says
+about it. A new party has no such file: it relies on those who have, for without their consent to
+the same roster nothing runs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from dpcsgp.errors import ConfigError
+from dpcsgp.federation.agreement import examine
+from dpcsgp.federation.amending import check_succession
+from dpcsgp.federation.archive import Archive, Ended
+from dpcsgp.federation.history import spent_by
+from dpcsgp.federation.notice_board import NoticeBoard
+from dpcsgp.federation.party_folder import PartyFolder
+from dpcsgp.federation.party_network import PartyNetwork
+from dpcsgp.federation.peers import Peer
+from dpcsgp.federation.roster import Roster
+from dpcsgp.federation.rounds import Rounds
+from dpcsgp.federation.run_place import (
+    JOURNAL,
+    NOTICES,
+    has_begun,
+    home_of,
+    kept_steps,
+    known_place,
+    previous_roster,
+)
+from dpcsgp.federation.words import as_words
+from dpcsgp.privacy import ReleaseEvent, composed_epsilon
+from dpcsgp.privacy.ledger import read_ledger
+from dpcsgp.runs.design import RunDesign
+
+_ROUNDING: Final = 1e-9  # relative, of an eps
+
+
+def refuse_wrong_history(
+    party: PartyFolder, roster: Roster, out: Path | None = None, model: nn.Module | None = None
+) -> Roster | None:
+    """Hold what a roster says about the version before against this party's own copy of it.
+
+    Args:
+        party: the party's folder.
+        roster: the version that is to be run.
+        out: its results folder, if it was moved.
+        model: at its start, where it is not one of the package's.
+
+    Returns:
+        The version before; None where this party was not in it, or has lost it.
+
+    Raises:
+        ConfigError: the history is not as it was, or the party's own copy is missing.
+    """
+    place = known_place(party, roster, out)
+    if roster.history and place is not None:
+        check_own_history(place, roster, party.name)
+    if not roster.history or party.name not in roster.history[-1].parties:
+        return None
+    before = previous_roster(party, roster, out)
+    if before is not None:
+        check_succession(examine(before, model), roster)
+    elif party.name not in roster.history[-1].restored:
+        words = as_words(roster.history[-1].fingerprint)
+        raise ConfigError(
+            f"{party.name} was in version {roster.version - 1} ({words}), and its run of it is not "
+            f"in {party.path}: without its ledger nobody knows what was released. Restore that "
+            "folder; or run that version once (`dpcsgp party run OLD.toml`) if this party never "
+            f"started it; or have the roster amended with --rejoin {party.name}"
+        )
+    return before
+
+
+def peers_of(roster: Roster) -> list[Peer]:
+    """Return all parties as others see them."""
+    return [
+        Peer(node, card.name, card.certificate_pem.encode(), card.address)
+        for node, card in enumerate(roster.parties)
+    ]
+
+
+def archives_of(
+    party: PartyFolder, rounds: Rounds, results: Path, model: nn.Module | None
+) -> list[Archive]:
+    """Return the versions before that were completed here, the newest first."""
+    found: list[Archive] = []
+    after = rounds.roster
+    while after.history and not after.history[-1].cut:
+        before = previous_roster(party, after, results)
+        if before is None or not (home_of(results, before) / JOURNAL).exists():
+            break
+        design, home = examine(before, model).design, home_of(results, before)
+        counts, node = Rounds(before, design, after), before.node_of(party.name)
+        found.append(
+            Archive(
+                node=node,
+                peers=peers_of(before),
+                topology=before.topology,
+                roster_digest=bytes.fromhex(before.fingerprint),
+                folder=home / JOURNAL,
+                size_of_round=counts.size_of_frame,
+                ended=Ended(moved_on(after), counts.end - counts.shift),
+                notices=notice_board(home, before, node, design),
+            )
+        )
+        after = before
+    return found
+
+
+def notice_board(home: Path, roster: Roster, node: int, design: RunDesign) -> NoticeBoard | None:
+    """Return where the notices of starts under a version are kept; None: noise is independent."""
+    if design.mechanism.shared is None:
+        return None
+    return NoticeBoard(home / NOTICES, roster, node)
+
+
+def over_here(roster: Roster) -> dict[str, str]:
+    """Return what to say to those who come with an older version, by its fingerprint."""
+    return {chapter.fingerprint: moved_on(roster) for chapter in roster.history}
+
+
+def moved_on(roster: Roster) -> str:
+    """Say that a version of the roster has taken effect."""
+    return (
+        f"version {roster.version} of the roster ({roster.words}) took effect at round "
+        f"{roster.history[-1].rounds}; get it from the other parties, approve it and run it"
+    )
+
+
+def refuse_later_frames(network: PartyNetwork, rounds: Rounds) -> None:
+    """Refuse to cut a version off before a round of which a frame has come.
+
+    Its sender has released more than the roster would say of it.
+    """
+    for name, known in network.status().items():
+        if (received := rounds.made(known.received)) > rounds.end:
+            assert rounds.until is not None
+            raise ConfigError(
+                f"{name} has sent the frames of {received} rounds, and version "
+                f"{rounds.until.version} begins after round {rounds.end}; have it amended with "
+                f"--at-round {received} or later"
+            )
+
+
+def told_before(results: Path, roster: Roster) -> list[dict[str, Any]]:
+    """Return who contributed in earlier versions, as the last summary tells it."""
+    path = results / "summary.json"
+    told = json.loads(path.read_bytes()).get("versions", []) if path.exists() else []
+    return [entry for entry in told if entry["version"] < roster.version]
+
+
+def check_own_history(path: Path, roster: Roster, name: str) -> None:
+    """Refuse a roster that says less of this party than its ledger, or that takes effect too late.
+
+    Args:
+        path: the party's results folder.
+        roster: the version that is to begin.
+        name: of the party.
+
+    Raises:
+        ConfigError: names what the roster says and what was released.
+    """
+    if has_begun(path, roster):
+        return  # it has begun, and its releases are beside those of the history
+    last = roster.history[-1]
+    stated = list(spent_by(roster.history, name))
+    for file in (path / "ledger").glob("node-*.jsonl"):
+        ledger = read_ledger(file)
+        # A release of a later step may be under way already: it is kept, and used as it is.
+        ahead = {step for step, _ in ledger.places if step >= last.steps}
+        if gone := ahead - kept_steps(path):
+            raise ConfigError(
+                f"{name} has made step {max(gone) + 1} already, and version {roster.version} "
+                f"begins after step {last.steps} (round {last.rounds}); have it amended with a "
+                "later --at-round"
+            )
+        if ahead:
+            stated.append((_event_of(roster, name), len(ahead)))
+        delta = ledger.header.delta or 1e-5
+        spent, said = ledger.releases(), composed_epsilon(stated, delta)
+        if (found := composed_epsilon(spent, delta)) > said * (1 + _ROUNDING):
+            raise ConfigError(
+                f"version {roster.version} says that {name} has spent eps {said:.4g} by round "
+                f"{last.rounds}; its ledger says {found:.4g}. The history is understated: have the "
+                "roster made with `dpcsgp federation amend`"
+            )
+
+
+def _event_of(roster: Roster, name: str) -> ReleaseEvent:
+    """Return what a step cost this party in the newest version before that it was in."""
+    chapter = next(each for each in reversed(roster.history) if name in each.parties)
+    return chapter.releases[chapter.parties.index(name)]

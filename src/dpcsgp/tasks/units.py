@@ -1,0 +1,153 @@
+"""Units of several rows, such as all rows of one person: who owns which row, and their task.
+
+Legend: N hosted nodes, E places for examples, J rows of a node, K models, D coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+from torch import Tensor, nn
+
+from dpcsgp.errors import RefusedDataError
+from dpcsgp.records.metrics import Direction
+from dpcsgp.tasks.base import LossPerExample
+from dpcsgp.tasks.lazy_task import LazySupervised
+from dpcsgp.tasks.supervised import Supervised
+
+
+@final
+@dataclass(frozen=True)
+class UnitRows:
+    """The rows of each unit of a node: those of unit k are `order_J[starts[k] : starts[k + 1]]`."""
+
+    order_J: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, identifiers: Any, where: str) -> UnitRows:
+        """Bring rows with equal identifiers together; `where` names the data in errors.
+
+        Raises:
+            RefusedDataError: for identifiers that are missing, or not one per row.
+        """
+        numbers: dict[Hashable, int] = {}
+        found = [
+            numbers.setdefault(_identifier(value, f"{where}, example {row}"), len(numbers))
+            for row, value in enumerate(_plain_list(identifiers, where))
+        ]
+        unit_J = np.array(found, dtype=np.int64)
+        counts = np.bincount(unit_J, minlength=len(numbers))
+        order_J = np.argsort(unit_J, kind="stable")
+        return cls(order_J, np.concatenate([[0], np.cumsum(counts)]))
+
+    def __len__(self) -> int:
+        """Return the number of units."""
+        return len(self.starts) - 1
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all units together."""
+        return len(self.order_J)
+
+    def rows(self, unit: int) -> np.ndarray:
+        """Return the numbers of the rows of one unit."""
+        return self.order_J[self.starts[unit] : self.starts[unit + 1]]
+
+
+def _plain_list(identifiers: Any, where: str) -> list[Any]:
+    """Return identifiers of any kind of column as plain Python values."""
+    if isinstance(identifiers, str | bytes) or not isinstance(identifiers, Iterable):
+        raise RefusedDataError(
+            where, f": unit is a {type(identifiers).__name__}; expected one identifier per row"
+        )
+    if getattr(identifiers, "ndim", 1) != 1:
+        raise RefusedDataError(
+            where,
+            f": unit has the shape {tuple(identifiers.shape)}; expected one identifier per row",  # pyright: ignore[reportAttributeAccessIssue]
+        )
+    if hasattr(identifiers, "tolist"):
+        return identifiers.tolist()  # pyright: ignore[reportAttributeAccessIssue]
+    return list(identifiers)
+
+
+def _identifier(value: Any, where: str) -> Hashable:
+    """Return an identifier; a missing one equals no other, and would hide whose row it is."""
+    if isinstance(value, np.generic) or hasattr(value, "item"):
+        value = value.item()
+    missing = value is None or type(value).__name__ in ("NAType", "NaTType")
+    if missing or (isinstance(value, float) and value != value) or value == "":
+        raise RefusedDataError(
+            where, ": its identifier is missing; give every row one, or leave the row out"
+        )
+    if not isinstance(value, Hashable):
+        raise RefusedDataError(
+            where,
+            f": its identifier is a {type(value).__name__}; expected a number or text",
+        )
+    return value
+
+
+@final
+@dataclass(frozen=True)
+class UnitTask:
+    """A supervised task whose examples are units of several rows.
+
+    Attributes:
+        rows: the task of single rows; `examples` and `read_examples` of it take row numbers.
+        units: whose rows belong together, for each hosted node; None: it has no data.
+        num_examples: declared, public number of units of each hosted node.
+        max_rows_per_unit: the public cap on the rows of a unit that count in one step.
+    """
+
+    rows: Supervised | LazySupervised
+    units: tuple[UnitRows | None, ...]
+    num_examples: tuple[int, ...]
+    max_rows_per_unit: int
+
+    @property
+    def module(self) -> nn.Module:
+        """The model's architecture."""
+        return self.rows.module
+
+    @property
+    def loss(self) -> LossPerExample:
+        """Loss of each row."""
+        return self.rows.loss
+
+    @property
+    def held_examples(self) -> tuple[int, ...]:
+        """Private: how many units each hosted node really holds."""
+        return tuple(len(units) if units is not None else 0 for units in self.units)
+
+    def rows_of_unit(self, row: int, unit: int) -> np.ndarray:
+        """Return the numbers of all rows of one unit of a hosted node."""
+        units = self.units[row]
+        assert units is not None
+        return units.rows(unit)
+
+    def to(self, device: str) -> UnitTask:
+        """Return the task with module and data on a device."""
+        return replace(self, rows=self.rows.to(device))
+
+    def examples(
+        self, indices_NE: Tensor, rows: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return single rows by their numbers."""
+        return self.rows.examples(indices_NE, rows)
+
+    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first test examples, or random ones like the training data."""
+        return self.rows.public_rows(count)
+
+    @property
+    def directions(self) -> Mapping[str, Direction]:
+        """Metric -> which values of it are better."""
+        return self.rows.directions
+
+    def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
+        """Return each metric of each model on the test set, row by row."""
+        return self.rows.evaluate(models_KD)

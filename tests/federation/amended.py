@@ -1,0 +1,233 @@
+"""Parties whose roster is amended while they run: own data, real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner, Result
+
+sys.path.insert(0, str(Path(__file__).parent))
+from parties import free_address
+from party_process import tap
+from running import FORKS, quicken
+
+from dpcsgp.cli.main import cli
+from dpcsgp.errors import DpcsgpError
+from dpcsgp.federation.amending import Amendment, amend
+from dpcsgp.federation.cards import Promise
+from dpcsgp.federation.consent import approve
+from dpcsgp.federation.founding import Plan, found
+from dpcsgp.federation.party_data import OwnExamples
+from dpcsgp.federation.party_folder import PartyFolder
+from dpcsgp.federation.party_request import PartyRequest, as_leaver
+from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
+from dpcsgp.federation.roster import Roster
+from dpcsgp.federation.run_place import finished_summary, latest_place
+from dpcsgp.privacy import read_ledgers
+from dpcsgp.privacy.ledger import LedgerContents
+from dpcsgp.runtime.session import Hooks
+
+SEED = 5
+PLAN = """
+[task]
+name = "own"
+model = "logistic"
+
+[data]
+input_shape = [6]
+num_classes = 2
+
+[algorithm]
+steps = {steps}
+polish_rounds = 1
+learning_rate = 1.0
+
+[privacy]
+clip_norm = 1.0
+
+[compression]
+spec = "rot:2"
+
+[run]
+checkpoint_every = 3
+evaluate_every = 1
+
+[graph]
+name = "directed_ring"
+"""
+EXAMPLES = 60
+
+
+def run(*words: str | Path) -> Result:
+    """Run a command; its own errors are raised."""
+    result = CliRunner().invoke(cli, [str(word) for word in words], env={"COLUMNS": "120"})
+    if isinstance(result.exception, DpcsgpError):
+        raise result.exception
+    return result
+
+
+def deal_digits(root: Path, names: Sequence[str]) -> None:
+    """Give each of these parties 250 digits, and all the same public ones."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = x[order] / 16, y[order]
+    for place, name in enumerate(names):
+        mine = slice(250 * place, 250 * (place + 1))
+        np.savez(root / f"{name}.npz", x=x[mine], y=y[mine])
+    np.savez(root / "test.npz", x=x[1500:], y=y[1500:])
+
+
+def new_party(root: Path, name: str, closed: bool = False, examples: int = EXAMPLES) -> PartyFolder:
+    """Make a party, with examples of its own and public ones for all unless they are there."""
+    random = np.random.default_rng(sum(map(ord, name)))
+    for file, count in ((f"{name}.npz", EXAMPLES), ("test.npz", 200)):
+        x = random.normal(size=(count, 6))
+        if not (root / file).exists():
+            np.savez(root / file, x=x, y=(x[:, 0] + x[:, 1] > 0).astype(int))
+    address = None if closed else free_address()
+    return PartyFolder.create(root / name, name, address, Promise(examples, 4.0, 1e-3))
+
+
+def first_version(
+    root: Path,
+    names: Sequence[str],
+    steps: int = 12,
+    plan: str = PLAN,
+    closed: Sequence[str] = (),
+    examples: int = EXAMPLES,
+) -> Roster:
+    """Make parties and `v1.toml`, approved by all."""
+    cards = [new_party(root, name, name in closed, examples).card for name in names]
+    (root / "plan.toml").write_text(plan.format(steps=steps), encoding="utf-8")
+    roster = found(Plan.load(root / "plan.toml"), cards).roster
+    write(root, roster)
+    return roster
+
+
+def next_version(root: Path, old: Roster, wanted: Amendment, approved: bool = True) -> Roster:
+    """Amend a roster, in `vN.toml`, approved by all of its parties."""
+    roster = amend(old, wanted).roster
+    write(root, roster, approved)
+    return roster
+
+
+def write(root: Path, roster: Roster, approved: bool = True, name: str = "") -> None:
+    (root / (name or f"v{roster.version}.toml")).write_text(roster.text(), encoding="utf-8")
+    for card in roster.parties if approved else ():
+        approve(party(root, card.name), roster)
+
+
+def party(root: Path, name: str) -> PartyFolder:
+    return PartyFolder.open(root / name)
+
+
+def request_of(root: Path, name: str, file: str, seed: int | None = SEED) -> PartyRequest:
+    examples = OwnExamples(str(root / f"{name}.npz"), None, str(root / "test.npz"))
+    return PartyRequest(party(root, name), Roster.load(root / file), examples, seed=seed)
+
+
+def take_part(root: str, name: str, file: str, pause: float) -> None:
+    """Be one party until the end; the exit code is that of the command."""
+    torch.set_num_threads(1)
+    quicken()
+    tap(Path(root) / f"tap-{name}")
+    request = as_leaver(request_of(Path(root), name, file))
+    prepared, results = prepare_party(request), results_folder(request)
+    if finished_summary(results, request.roster) is None:
+        slowly = Hooks(on_start=lambda folder: lambda row: time.sleep(pause))
+        os._exit(run_party(prepared, results, slowly).progress.ending.exit_code)
+
+
+@dataclass
+class Running:
+    """Processes of parties, by name."""
+
+    root: Path
+    pause: float = 0.0
+    processes: dict[str, Any] = field(default_factory=dict)
+
+    def start(self, file: str, *names: str) -> None:
+        for name in names:
+            words = (str(self.root), name, file, self.pause)
+            self.processes[name] = FORKS.Process(target=take_part, args=words)
+            self.processes[name].start()
+
+    def kill(self, *names: str) -> None:
+        for name in names:
+            self.processes[name].kill()
+            self.processes[name].join()
+
+    def wait(self, *names: str, seconds: float = 150.0) -> None:
+        """Wait until these have ended well."""
+        deadline = time.monotonic() + seconds
+        for name in names or tuple(self.processes):
+            self.processes[name].join(max(deadline - time.monotonic(), 0.01))
+            assert self.processes[name].exitcode == 0, (name, self.status(name))
+
+    def status(self, name: str) -> dict[str, Any]:
+        found = list((self.root / name).glob("runs/*/status.json"))
+        return json.loads(found[0].read_bytes()) if found else {}
+
+    def until(self, name: str, seconds: float = 60.0, **least: Any) -> dict[str, Any]:
+        """Wait until the status of a party has these values, numbers at least."""
+        deadline = time.monotonic() + seconds
+        while not all(_enough(self.status(name).get(key), least[key]) for key in least):
+            assert time.monotonic() < deadline, self.status(name)
+            assert self.processes[name].exitcode is None, (name, self.processes[name].exitcode)
+            time.sleep(0.05)
+        return self.status(name)
+
+
+def _enough(found: Any, least: Any) -> bool:
+    if isinstance(least, str):
+        return least in str(found)
+    return found is not None and found >= least
+
+
+@contextmanager
+def running(root: Path, pause: float = 0.0) -> Iterator[Running]:
+    """Run parties inside of a block; none outlives it."""
+    parties = Running(root, pause)
+    try:
+        yield parties
+    finally:
+        for process in parties.processes.values():
+            process.kill()
+            process.join()
+
+
+def ledger_of(root: Path, name: str) -> LedgerContents:
+    """Return the only ledger of a party, chain checked."""
+    (ledger,) = read_ledgers(latest_place(party(root, name)) / "ledger")
+    return ledger
+
+
+def steps_of(root: Path, name: str) -> list[int]:
+    """Return the steps that a party has released, line by line."""
+    (file,) = (latest_place(party(root, name)) / "ledger").glob("node-*.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [line["step"] for line in lines if line["kind"] == "release"]
+
+
+def summary_of(root: Path, name: str) -> dict[str, Any]:
+    return json.loads((latest_place(party(root, name)) / "summary.json").read_bytes())
+
+
+def frames_sent(root: Path, name: str) -> dict[tuple[int, int], set[str]]:
+    """Return digests of what left, by round and place; a journal begins anew in each version."""
+    found: dict[tuple[int, int], set[str]] = {}
+    for line in (root / f"tap-{name}").read_text().splitlines():
+        round_, start, digest = json.loads(line)
+        found.setdefault((round_, start), set()).add(digest)
+    return found

@@ -1,0 +1,238 @@
+"""Parties leave and join while others run: real processes, killed around the switch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from amended import (
+    PLAN,
+    deal_digits,
+    first_version,
+    frames_sent,
+    ledger_of,
+    new_party,
+    next_version,
+    party,
+    request_of,
+    run,
+    running,
+    steps_of,
+    summary_of,
+    write,
+)
+
+from dpcsgp.errors import ConfigError
+from dpcsgp.federation.amending import Amendment, amend
+from dpcsgp.federation.differences import differences
+from dpcsgp.federation.party_run import results_folder
+from dpcsgp.federation.run_place import latest_place
+from dpcsgp.privacy import composed_epsilon
+
+
+@pytest.mark.slow
+def test_one_leaves_and_another_joins(tmp_path: Path) -> None:
+    """Rounds 0 to 3 by a, b, c; 4 to 7 by a, b; 8 to 12 by a, b, d."""
+    one = first_version(tmp_path, "abc")
+    two = next_version(tmp_path, one, Amendment(4, leave=("c",)))
+    new_party(tmp_path, "d")
+    three = next_version(tmp_path, two, Amendment(8, join=(party(tmp_path, "d").card,)))
+    with running(tmp_path, pause=0.6) as parties:
+        # a has the newest version at once; b and c begin with the first.
+        parties.start("v1.toml", "a", "b", "c")
+        parties.until("c", step=1)
+        parties.kill("a", "b", "c")
+        parties.start("v2.toml", "a", "b", "c")
+        parties.wait("c")
+        parties.until("b", version=2)
+        parties.kill("b")
+        parties.pause = 0.0
+        parties.start("v3.toml", "b", "d")
+        parties.kill("a")
+        parties.start("v3.toml", "a")
+        parties.wait("a", "b", "d")
+    expected = {"a": list(range(12)), "b": list(range(12)), "c": [0, 1, 2, 3], "d": [8, 9, 10, 11]}
+    assert {name: steps_of(tmp_path, name) for name in expected} == expected
+    for name in "abd":
+        summary, ledger = summary_of(tmp_path, name), ledger_of(tmp_path, name)
+        assert summary["handed_over"] and summary["version"] == three.version
+        assert summary["rounds"] == 13 and summary["releases"] == [len(expected[name])]
+        found = composed_epsilon(ledger.releases(), 1e-3)
+        assert summary["epsilon"] == pytest.approx(found) and found <= 4.0
+    left = summary_of(tmp_path, "c")
+    assert left["stopped_because"].startswith("completed: left after round 4")
+    assert [v["version"] for v in summary_of(tmp_path, "a")["versions"]] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_one_is_gone_and_one_comes_back_from_an_old_backup(tmp_path: Path) -> None:
+    """c never returns, b has forgotten what it released: both are left behind or made good."""
+    one = first_version(tmp_path, "abc")
+    with running(tmp_path, pause=0.4) as parties:
+        parties.start("v1.toml", "a", "b", "c")
+        parties.until("b", step=2)
+        parties.kill("b")
+        shutil.copytree(tmp_path / "b" / "runs", tmp_path / "backup")
+        parties.start("v1.toml", "b")
+        parties.until("b", step=5)
+        parties.kill("a", "b", "c")
+        before = set(steps_of(tmp_path, "b"))
+        shutil.rmtree(tmp_path / "b" / "runs")
+        (tmp_path / "backup").rename(tmp_path / "b" / "runs")
+        assert set(steps_of(tmp_path, "b")) < before
+        last = max(*before, *steps_of(tmp_path, "a"))
+        # Too early a round is refused by those who have gone further, with nothing spent.
+        early = next_version(tmp_path, one, Amendment(3, gone=("c",), rejoin=("b",)))
+        parties.start("v2.toml", "a")
+        parties.processes["a"].join(60)
+        assert parties.processes["a"].exitcode == 1 and early.history[0].cut
+        two = next_version(tmp_path, one, Amendment(last + 1, gone=("c",), rejoin=("b",)))
+        parties.pause = 0.0
+        parties.start("v2.toml", "a", "b")
+        parties.wait("a", "b")
+    first = two.history[0].steps
+    # b: one line per step that it may have released, before the first new one.
+    assert sorted(steps_of(tmp_path, "b")) == list(range(12))
+    made = steps_of(tmp_path, "a")
+    assert len(set(made)) == len(made) and set(range(first, 12)) < set(made)
+    (file,) = (latest_place(party(tmp_path, "b")) / "ledger").glob("node-*.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert before <= {line["step"] for line in lines[1:] if line["step"] < first}
+    assert all(line["step"] < first for line in lines if line.get("lost"))
+    for name in "ab":
+        epsilon = composed_epsilon(ledger_of(tmp_path, name).releases(), 1e-3)
+        assert summary_of(tmp_path, name)["epsilon"] == pytest.approx(epsilon) and epsilon <= 4.0
+
+
+@pytest.mark.slow
+def test_two_second_versions_do_not_run_together(tmp_path: Path) -> None:
+    """Nobody releases anything new; once they agree, releases under way are used as they are."""
+    one = first_version(tmp_path, "abc")
+    two = next_version(tmp_path, one, Amendment(5, leave=("c",)))
+    other = amend(one, Amendment(7, leave=("c",), settings=("algorithm.steps=20",))).roster
+    write(tmp_path, other, name="other.toml")
+    with running(tmp_path, pause=0.3) as parties:
+        parties.start("v1.toml", "a", "b", "c")
+        parties.until("c", step=1)
+        parties.kill("a", "b", "c")
+        parties.pause = 0.0
+        parties.start("v2.toml", "a", "c")
+        parties.start("other.toml", "b")
+        parties.until("a", version=2, waiting_for="b")
+        told = parties.until("b", waiting_for="a", peers="need the same roster file")
+        assert two.fingerprint in json.dumps(told["peers"])
+        parties.kill("a", "b")
+        assert max(steps_of(tmp_path, "a")) <= 5 and max(steps_of(tmp_path, "b")) <= 5
+        fields = {each.field for each in differences(two, other)}
+        assert {"settings.algorithm.steps", "history of version 1, rounds"} <= fields
+        parties.start("v2.toml", "a", "b")
+        parties.wait("a", "b", "c")
+    assert steps_of(tmp_path, "a") == steps_of(tmp_path, "b") == list(range(12))
+    assert steps_of(tmp_path, "c") == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_who_keeps_an_old_version_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    """c has not heard of version 2: it is served to the last old round, then told, and can leave.
+
+    a only calls out, so that the old version is dialled from both sides.
+    """
+    plan = PLAN.replace("directed_ring", "star")
+    one = first_version(tmp_path, "bac", plan=plan, closed=("a",))
+    next_version(tmp_path, one, Amendment(3, leave=("c",)))
+    with running(tmp_path) as parties:
+        results_folder(request_of(tmp_path, "a", "v1.toml"))
+        results_folder(request_of(tmp_path, "b", "v1.toml"))
+        parties.start("v2.toml", "a", "b")
+        parties.start("v1.toml", "c")
+        parties.until("c", waiting_for="b", peers="version 2 of the roster")
+        # One release was under way. It stays in the ledger, whatever happens.
+        assert steps_of(tmp_path, "c") == [0, 1, 2, 3]
+        parties.kill("c")
+        parties.start("v2.toml", "c")
+        parties.wait("a", "b")
+    for name in "ab":
+        assert steps_of(tmp_path, name) == list(range(12))
+        assert summary_of(tmp_path, name)["handed_over"]
+    assert steps_of(tmp_path, "c") == [0, 1, 2, 3]
+    assert {frame for frames in frames_sent(tmp_path, "c").values() for frame in frames}
+    with pytest.raises(ConfigError, match="version 1 of the roster is over"):
+        results_folder(request_of(tmp_path, "a", "v1.toml"))
+
+
+SPEC = """
+[task]
+name = "own"
+model = "logistic"
+
+[data]
+input_shape = [64]
+num_classes = 10
+
+[algorithm]
+steps = 30
+polish_rounds = 6
+learning_rate = 1.0
+
+[run]
+checkpoint_every = 5
+evaluate_every = 1
+
+[graph]
+name = "directed_exponential"
+"""
+
+
+@pytest.mark.stress
+def test_leaving_and_joining_costs_no_accuracy(tmp_path: Path) -> None:
+    """One leaves at round 10 of 30, another joins at 20; killed around both switches."""
+    calm, amended_ = tmp_path / "calm", tmp_path / "amended"
+    for root in (calm, amended_):
+        root.mkdir()
+        deal_digits(root, "abcdef")
+    names = "abcde"
+    first_version(calm, names, steps=30, plan=SPEC, examples=250)
+    with running(calm) as parties:
+        parties.start("v1.toml", *names)
+        parties.wait(seconds=300)
+    one = first_version(amended_, names, steps=30, plan=SPEC, examples=250)
+    two = next_version(amended_, one, Amendment(10, leave=("c",)))
+    new_party(amended_, "f", examples=250)
+    next_version(amended_, two, Amendment(20, join=(party(amended_, "f").card,)))
+    with running(amended_, pause=0.4) as parties:
+        parties.start("v1.toml", *names)
+        parties.until("c", step=3)
+        parties.kill(*names)
+        parties.start("v2.toml", *names)
+        for name in "ade":  # on both sides of the switch
+            parties.until(name, round=9 + "ade".index(name))
+            parties.kill(name)
+            parties.start("v2.toml", name)
+        parties.wait("c")
+        parties.until("b", version=2, step=12)
+        parties.kill(*"abde")
+        parties.start("v3.toml", *"abdef")
+        parties.until("b", round=20)
+        parties.kill("b", "f")
+        parties.start("v3.toml", "b", "f")
+        parties.wait(*"abdef", seconds=300)
+    scores = {
+        root: [summary_of(root, name)["accuracy_node_mean"] for name in stayed]
+        for root, stayed in ((calm, "abde"), (amended_, "abdef"))
+    }
+    means = {root: sum(found) / len(found) for root, found in scores.items()}
+    print({root.name: [round(score, 4) for score in found] for root, found in scores.items()})
+    assert means[amended_] > means[calm] - 0.01
+    made = {name: steps_of(amended_, name) for name in "abcdef"}
+    stayed = {name: list(range(30)) for name in "abde"}
+    assert made == {**stayed, "c": list(range(10)), "f": list(range(20, 30))}
+    for name in "abcdef":
+        folder = latest_place(party(amended_, name))
+        told = json.loads(run("account", folder, "--json").stdout)
+        assert told["epsilon"] == pytest.approx(summary_of(amended_, name)["epsilon"])
+        assert told["epsilon"] <= 4.0

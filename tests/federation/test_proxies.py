@@ -1,0 +1,96 @@
+"""Parties behind an HTTP proxy: calls go through its CONNECT, and it sees no more than TLS."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from parties import ROSTER, federation, open_network
+from raw_caller import RING, SIZE
+
+from dpcsgp.federation.transport import check_peer
+
+
+class ConnectProxy:
+    """A proxy that lets CONNECT through, and keeps what it sees."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.asked: list[bytes] = []
+        self.seen = b""
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                caller, _ = self.listener.accept()
+            except OSError:
+                return
+            head = caller.recv(4096)
+            self.asked.append(head.split(b"\r\n")[0])
+            host, _, port = head.split(b" ")[1].decode().rpartition(":")
+            try:
+                called = socket.create_connection((host, int(port)))
+            except OSError:
+                caller.close()  # nobody listens there
+                continue
+            caller.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            for ends in ((caller, called), (called, caller)):
+                threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while piece := source.recv(65536):
+                self.seen += piece
+                sink.sendall(piece)
+        except OSError:
+            pass
+        finally:
+            sink.close()
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Set variables for gRPC's C library, which reads the process's own environment."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture
+def proxy() -> Iterator[ConnectProxy]:
+    proxy = ConnectProxy()
+    yield proxy
+    proxy.listener.close()
+
+
+def test_calls_go_through_a_proxy_that_sees_tls_only(tmp_path: Path, proxy: ConnectProxy) -> None:
+    selves, peers = federation(4)
+    bert = open_network(selves[1], peers, RING, tmp_path, SIZE)
+    try:
+        # gRPC takes the first of grpc_proxy, https_proxy and http_proxy that is set.
+        with environment(grpc_proxy=proxy.address, no_grpc_proxy="", no_proxy=""):
+            check_peer(selves[0], peers[1], ROSTER)
+        assert proxy.asked[0].startswith(f"CONNECT {peers[1].address} ".encode())
+        # The name that is called is in the first message of TLS; nothing else can be read.
+        assert len(proxy.seen) > 1000 and b"bert" in proxy.seen
+        assert b"dpcsgp" not in proxy.seen and b"anna" not in proxy.seen
+        asked = len(proxy.asked)
+        with environment(grpc_proxy=proxy.address, no_grpc_proxy="127.0.0.1"):
+            check_peer(selves[0], peers[1], ROSTER)
+        assert len(proxy.asked) == asked  # excepted
+    finally:
+        bert.close()

@@ -1,0 +1,112 @@
+"""The report of one party: its own model, who contributed, and no success before the end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpcsgp.report import write_report
+from dpcsgp.runs.wording import outcome_rows
+
+MakeFolder = Callable[..., Path]
+
+
+def party(done: int, planned: int = 30, **changes: Any) -> dict[str, Any]:
+    """Return what a party's summary has beside that of a run."""
+    entries = [
+        {"party": name, "node": node, "distance": away, "first_round": 0, "rounds": planned}
+        | {"last_round": max(done - max(away, 1), -1)}
+        for node, (name, away) in enumerate((("north", 0), ("south", 1), ("west", 2)))
+    ]
+    return {
+        "party": "north",
+        "num_nodes": 3,
+        "rounds": done,
+        "rounds_planned": planned,
+        "contributions": entries,
+        "handed_over": done == planned,
+        **changes,
+    }
+
+
+def page_of(folder: Path) -> str:
+    return re.sub(r"\s+", " ", write_report([folder]).read_text(encoding="utf-8"))
+
+
+def cells(page: str) -> list[str]:
+    (table,) = re.findall(r'<table class="narrow contributions">(.*?)</table>', page)
+    return re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", table)
+
+
+def test_a_party_speaks_of_its_own_model(make_folder: MakeFolder) -> None:
+    page = page_of(make_folder(nodes=1, **party(30)))
+    assert "Accuracy, own model" in page and "party north, one of 3" in page
+    assert "Worst node</dt>" not in page and "node mean</dt>" not in page
+    assert "every receiver has every message" in page and "Not finished" not in page
+    assert cells(page)[4:] == [
+        *("north", "0", "itself", "0 to 29 of 30"),
+        *("south", "1", "directly", "0 to 29 of 30"),
+        *("west", "2", "over 2 edges", "0 to 28 of 30"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "interrupted at step 12 of 30",
+        "interrupted: trained to the end, but others still lack the last messages",
+        "privacy budget spent at step 12 of 30",
+        "completed",  # whatever the text says: what was not handed over is not done
+    ],
+)
+def test_a_part_of_a_federation_is_no_success(make_folder: MakeFolder, reason: str) -> None:
+    changes = party(12, stopped_because=reason)
+    page = page_of(make_folder(nodes=1, **changes))
+    notice = re.findall(r'<li class="notice danger">.*?</li>', page)[0]
+    assert "Not finished" in notice and "after round 12 of 30" in notice
+    assert "not the result of the federation" in notice
+    assert '<div class="headline bad"> <dt>Rounds</dt>' in page
+    assert "Ended early" not in page  # said once, and more gravely
+
+
+def test_one_that_was_never_heard_is_named(make_folder: MakeFolder) -> None:
+    page = page_of(make_folder(nodes=1, **party(1, stopped_because="interrupted at step 1")))
+    assert cells(page)[-4:] == ["west", "2", "over 2 edges", "none"]
+
+
+def test_other_counts_per_party_have_columns_of_their_own(make_folder: MakeFolder) -> None:
+    changes = party(30)
+    for entry in changes["contributions"]:
+        entry["gradients_skipped"] = 7
+    page = page_of(make_folder(nodes=1, **changes))
+    assert cells(page)[4] == "Gradients skipped" and cells(page)[-1] == "7"
+
+
+@pytest.mark.parametrize("damaged", [None, "x", [1], {"party": 1}])
+def test_damaged_contributions_do_not_cost_the_page(
+    make_folder: MakeFolder, damaged: object
+) -> None:
+    page = page_of(make_folder(nodes=1, **party(30, contributions=damaged)))
+    assert "contributions" not in page.split("</style>")[1]
+
+
+def test_other_runs_have_no_such_part(make_folder: MakeFolder) -> None:
+    page = page_of(make_folder())
+    assert "Whose messages" not in page and "Not finished" not in page and "Worst node" in page
+
+
+def test_the_closing_table_speaks_of_the_own_model(make_folder: MakeFolder) -> None:
+    summary: dict[str, Any] = {
+        **dict.fromkeys(("epsilon", "epsilon_claimed", "delta", "bytes_per_edge", "seconds"), 1.0),
+        **dict.fromkeys(("bytes_sent_per_node", "accuracy_node_mean"), 0.5),
+        "neighbouring_relation": "",
+        "private": True,
+        "stopped_because": "completed",
+    }
+    assert "accuracy, mean over nodes" in outcome_rows(summary)
+    rows = outcome_rows({**summary, "party": "north"})
+    assert rows["accuracy, own model"] == "50.00 %" and "accuracy, mean over nodes" not in rows
