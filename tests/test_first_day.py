@@ -83,8 +83,11 @@ def test_02_missing_values_are_refused_before_anything_is_spent(tmp_path: Path) 
 def test_03_adam_weight_decay_and_epochs_are_settings(tmp_path: Path) -> None:
     adam = {"algorithm.optimizer": "adam", "algorithm.learning_rate": None}
     steps = {"algorithm.steps": None, "algorithm.weight_decay": 0.01}
+    steps |= {"privacy.expected_batch_size": 20}
     result = fit(tmp_path / "run", epochs=2, settings={**adam, **steps})
     assert result.summary["steps"] == 6  # a third of the examples is drawn in a step
+    by_rule = fit(tmp_path / "rule", epochs=3, settings={**adam, "algorithm.steps": None})
+    assert by_rule.summary["steps"] == 3  # batches of all examples, if nobody says otherwise
     with pytest.raises(ConfigError, match=r"epochs = 2 and algorithm.steps = 4: give one"):
         fit(tmp_path / "both", epochs=2)
     with pytest.raises(ConfigError, match=r"epochs = -1: expected a number above 0"):
@@ -428,6 +431,6 @@ def test_results_can_be_taken_elsewhere(tmp_path: Path) -> None:
     graph = onnx.load(result.to_onnx(tmp_path / "model.onnx"))
     onnx.checker.check_model(graph)
     name = graph.graph.input[0].name
-    (found,) = ReferenceEvaluator(graph).run(None, {name: TEST[0][:7].numpy()})
-    np.testing.assert_allclose(found, result.model(TEST[0][:7]).detach().numpy(), atol=1e-6)
+    found: Any = ReferenceEvaluator(graph).run(None, {name: TEST[0][:7].numpy()})
+    np.testing.assert_allclose(found[0], result.model(TEST[0][:7]).detach().numpy(), atol=1e-6)
     assert json.loads((result.folder / "summary.json").read_text())["steps"] == 4

@@ -172,12 +172,12 @@ def train(
             units,
         )
         data = data.with_fact(CHOSEN, ", ".join(open_settings(whole)))
+        whole = with_epochs(whole, epochs, data.facts.num_examples)
         whole = with_defaults(
             whole, module, data.facts.num_examples, classes=loss == "cross_entropy", started=started
         )
         data.connect(module)
         data = data.with_accuracy(module)
-        whole = with_epochs(whole, epochs, data.facts.num_examples)
         with script_words():
             design = design_run(whole, data.facts, allow_divergence or resume, module)
         data.check(module, design.mechanism.expected_batch_sizes)

@@ -175,8 +175,7 @@ def _profile_table(outcome: Measurements) -> Table:
 
     table = Table(title="profile of one step: time in the function itself", title_justify="left")
     for heading in ("function", "per step", "share", "calls"):
-        justify = "left" if heading == "function" else "right"
-        table.add_column(heading, justify=justify, overflow="fold")
+        table.add_column(heading, justify="left" if heading == "function" else "right")
     for spot in outcome.hotspots:
         seconds, share = _amount(spot.seconds, "s"), f"{100 * spot.share:.1f} %"
         table.add_row(spot.function, seconds, share, f"{spot.calls:.0f}")

@@ -88,7 +88,7 @@ def with_defaults(
     # In this order: the noise follows from budget, batch and steps, and the rate from the noise.
     rules: dict[str, Callable[[Config], Any]] = {
         "privacy.delta": lambda known: _delta(num_examples),
-        "privacy.expected_batch_size": lambda known: _batch_sizes(num_examples),
+        "privacy.expected_batch_size": lambda known: batch_sizes(num_examples),
         "algorithm.steps": lambda known: _steps(known, num_examples),
         "compression.spec": lambda known: _compression(known, trained_coordinates(module)),
         "algorithm.learning_rate": lambda known: learning_rate(
@@ -165,7 +165,7 @@ def _delta(num_examples: Sequence[int]) -> float:
     return float(f"{min(LARGEST_DELTA, 0.1 / max(*num_examples, 1)):.1g}")
 
 
-def _batch_sizes(num_examples: Sequence[int]) -> int | list[int]:
+def batch_sizes(num_examples: Sequence[int]) -> int | list[int]:
     sizes = [min(max(total, 1), LARGEST_BATCH) for total in num_examples]
     return sizes[0] if len(set(sizes)) == 1 else sizes
 

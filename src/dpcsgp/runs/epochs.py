@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dpcsgp.config import Config, change_config
 from dpcsgp.errors import ConfigError
+from dpcsgp.runs.default_settings import batch_sizes, is_open
 from dpcsgp.runs.design import expected_batches
 
 
@@ -22,10 +23,13 @@ def with_epochs(config: Config, epochs: float | None, num_examples: Sequence[int
         return config
     if not isinstance(epochs, int | float) or not (math.isfinite(epochs) and epochs > 0):
         raise ConfigError(f"epochs = {epochs!r}: expected a number above 0")
-    if "steps" in config.algorithm.model_fields_set:
+    if not is_open(config, "algorithm.steps"):
         raise ConfigError(
             f"epochs = {epochs:g} and algorithm.steps = {config.algorithm.steps}: give one of them"
         )
+    if is_open(config, "privacy.expected_batch_size"):  # the rate follows from both
+        batches = batch_sizes(num_examples)
+        config = change_config(config, {"privacy.expected_batch_size": batches})
     # Sizes are declared and batches expected: the number of steps is public.
     drawn = sum(
         batch
