@@ -378,7 +378,8 @@ def _explain(verdict: Verdict, spec: str, rate: float, radius: float, advised: f
             f"The mean square grows by {radius:.4f} a round with {spec} at mixing rate "
             f"{rate:.3g} although typical paths decay: rare coordinates blow up. {remedy}"
         )
+    by = f" by {radius:.4f} a round" if math.isfinite(radius) else ""
     return (
         f"Gossip with {spec} diverges at mixing rate {rate:.3g}: "
-        f"the disagreement grows by {radius:.4f} a round. {remedy}"
+        f"the disagreement grows{by}. {remedy}"
     )

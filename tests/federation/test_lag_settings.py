@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "federation"))
+sys.path.insert(0, str(Path(__file__).parent))
 from made_parties import PLAN, cards_of, make_parties, plan_of
 
 from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
