@@ -229,7 +229,6 @@ def test_leaving_and_joining_costs_no_accuracy(tmp_path: Path) -> None:
     }
     means = {root: sum(found) / len(found) for root, found in scores.items()}
     print({root.name: [round(score, 4) for score in found] for root, found in scores.items()})
-    assert means[amended_] > means[calm] - 0.01
     made = {name: steps_of(amended_, name) for name in "abcdef"}
     stayed = {name: list(range(30)) for name in "abde"}
     assert made == {**stayed, "c": list(range(10)), "f": list(range(20, 30))}
@@ -238,3 +237,5 @@ def test_leaving_and_joining_costs_no_accuracy(tmp_path: Path) -> None:
         told = json.loads(run("account", folder, "--json").stdout)
         assert told["epsilon"] == pytest.approx(summary_of(amended_, name)["epsilon"])
         assert told["epsilon"] <= 8.0
+    # Last, so that the ledgers are looked at in any case.
+    assert means[amended_] > means[calm] - 0.01
