@@ -200,7 +200,8 @@ def _checked_metric(name: Any, metric: Any) -> Metric:
             f"metrics[{name!r}]: expected a name of your own and a function; "
             f"{', '.join(RESERVED_KEYS)} are written by the run"
         )
-    return metric if direction is None else DirectedMetric(metric, direction)
+    function: Any = metric
+    return function if direction is None else DirectedMetric(function, direction)
 
 
 def refuse_other_model(folder: Path, config: Config, model: nn.Module) -> None:
