@@ -147,7 +147,7 @@ def test_the_rule_is_within_two_points_of_the_best_of_twelve(name: str, epsilon:
 def _comparisons(names: list[str], epsilons: list[float], seeds: int, grid: Any) -> list[Any]:
     sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
     try:
-        import make_defaults
+        import make_defaults  # pyright: ignore[reportMissingImports]
     finally:
         sys.path.pop(0)
     return list(make_defaults.compare(names, epsilons, seeds, grid or make_defaults.GRID))

@@ -31,7 +31,7 @@ COMMANDS = {" ".join(path): callback for path, callback in commands(cli)}
 
 def examples(callback: Callable[..., Any]) -> list[str]:
     blocks = re.findall(r"```\n(.*?)```", inspect.getdoc(callback) or "", flags=re.DOTALL)
-    return "".join(blocks).splitlines()
+    return [str(line) for line in "".join(blocks).splitlines()]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

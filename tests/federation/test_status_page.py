@@ -37,7 +37,7 @@ PUBLIC = {
     *("format", "party", "node", "federation", "version", "words", "pid", "started", "updated"),
     *("phase", "round", "rounds", "step", "steps", "metric", "score", "scored_at", "curve"),
     *("releases", "epsilon", "epsilon_budget", "delta", "bytes_per_edge", "waiting_for"),
-    *("waiting_seconds", "waiting_share", "peers", "page", "log"),
+    *("waiting_seconds", "waiting_share", "max_lag", "max_colluders", "peers", "page", "log"),
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.tasks.trees import Packing, UnpackInput
@@ -49,7 +50,7 @@ def write_onnx(module: nn.Module, arguments: Arguments, path: Path) -> Path:
         ) from None
     args, kwargs = arguments
     # The first axis counts examples; what else it may be is for torch to find out.
-    shapes = torch.utils._pytree.tree_map(_open_axis, (args, kwargs))
+    shapes = tree_map(_open_axis, (args, kwargs))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the exporter's own changes
