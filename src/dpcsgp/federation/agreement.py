@@ -22,7 +22,8 @@ from dpcsgp.planning.diagnosis import Diagnosis, diagnose
 from dpcsgp.privacy import GaussianMechanism, ReleaseEvent, composed_epsilon
 from dpcsgp.privacy.accounting import epsilon_against
 from dpcsgp.randomness import torch_seed
-from dpcsgp.runs.design import ALLOW_DIVERGENCE, RunDesign, build_mechanism, design_run
+from dpcsgp.runs.calibration import build_mechanism
+from dpcsgp.runs.design import ALLOW_DIVERGENCE, RunDesign, design_run
 from dpcsgp.runs.facts import declared_facts
 from dpcsgp.runs.user_settings import described_model
 from dpcsgp.tasks import build_model
