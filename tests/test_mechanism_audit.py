@@ -134,7 +134,7 @@ def test_every_planted_fault_is_flagged_by_the_default_draws_at_eps_8_too(fault:
 
 
 def test_the_order_of_noise_and_encoding_is_no_matter_of_the_mechanism() -> None:
-    assert set(FAULTS) == {*SHOWN_BY, *SHOWN_AMONG_PAIRS, "order"}
+    assert set(FAULTS) == {*SHOWN_BY, *SHOWN_AMONG_PAIRS, "order", "rows-apart"}
     assert audit_mechanism(setting(), FEW, "order").passed
 
 

@@ -20,7 +20,13 @@ from dpcsgp.privacy.ledger_format import read_ledger
 from dpcsgp.runs.user_units import separate_units
 
 CAP = {"privacy.max_rows_per_unit": 3}
-FAST = {**CAP, "algorithm.steps": 4, "run.checkpoint_every": 1, "privacy.seed": 1}
+FAST = {
+    **CAP,
+    "algorithm.steps": 4,
+    "run.checkpoint_every": 1,
+    "privacy.seed": 1,
+    "privacy.expected_batch_size": "auto",  # a third
+}
 
 
 def table(persons: int, seed: int) -> tuple[Tensor, Tensor, np.ndarray]:

@@ -11,7 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from running import make_federation, request_of
 
-from dpcsgp.federation.party_run import open_network, prepare_party
+from dpcsgp.federation.party_run import open_network, prepare_party, results_folder
 from dpcsgp.federation.party_status import StatusKeeper
 
 
@@ -20,7 +20,8 @@ def kept_status(root: Path, num_parties: int = 3) -> Iterator[StatusKeeper]:
     """Open the network of the first of some parties, and keep its status."""
     roster = make_federation(root, num_parties)
     prepared = prepare_party(request_of(root, 0))
-    with closing(open_network(prepared, root / "journal")) as network:
+    results = results_folder(prepared.request).path
+    with closing(open_network(prepared, results)) as network:
         yield StatusKeeper(root / "status.json", roster, network, 0, prepared.rounds)
 
 

@@ -51,7 +51,7 @@ def test_without_consent_nothing_runs_and_with_it_it_does(
 def test_consent_holds_for_exactly_one_roster(parties: list[PartyFolder], roster: Roster) -> None:
     approve(parties[0], roster)
     others = [
-        replace(roster, version=2),
+        replace(roster, id="0" * 16),
         replace(roster, ends=roster.ends + datetime.timedelta(days=1)),
         replace(roster, config=change_config(roster.config, {"algorithm.steps": 6})),
     ]

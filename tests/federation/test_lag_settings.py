@@ -99,13 +99,10 @@ def test_the_design_and_the_doctor_know_the_lag() -> None:
     assert found.disagreement > diagnose(config, before.dim, 100).disagreement
 
 
-def test_a_roster_holds_what_all_must_agree_on_and_only_where_it_is_set(tmp_path: Path) -> None:
+def test_a_roster_holds_what_all_must_agree_on(tmp_path: Path) -> None:
     cards = cards_of(make_parties(tmp_path))
     plain = found(plan_of(tmp_path), cards).roster
-    assert "max_lag" not in plain.text() and "simulation" not in plain.text()
-    # A key that is written out with its default means the same.
-    written = plain.text().replace("[settings.network]", "[settings.network]\nmax_lag = 0")
-    assert Roster.parse(written).fingerprint == plain.fingerprint
+    assert "max_lag = 0" in plain.text() and "simulation" not in plain.text()
     lag = "\n[network]\nmax_lag = 2\npatience = 90\n\n[simulation]\nstep_seconds = 2\n"
     lagged = found(plan_of(tmp_path, PLAN + lag), cards).roster
     assert lagged.config.network.max_lag == 2 and "simulation" not in lagged.text()

@@ -292,5 +292,5 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         "seconds": 0.0,
         "traffic": run.network.traffic.as_dict(),
     }
-    with pytest.raises(CheckpointError, match="another method or model"):
+    with pytest.raises(CheckpointError, match="another method, optimizer or model"):
         train(run, resume_from=Checkpoint(1, tensors, meta))

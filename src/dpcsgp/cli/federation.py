@@ -138,7 +138,11 @@ def amend(
 
     Every party of it approves it; ledgers, budgets and models go on.
 
-    Example: dpcsgp federation amend v1.toml --leave b --at-round 9 --out v2.toml
+    Example:
+
+    ```
+    dpcsgp federation amend v1.toml --leave b --at-round 9 --out v2.toml
+    ```
     """
     from rich.console import Console
 

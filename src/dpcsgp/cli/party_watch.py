@@ -112,7 +112,11 @@ def dashboard(
 ) -> None:
     """Write a Grafana dashboard for the metrics of `party run --page`.
 
-    Example: dpcsgp party dashboard --out dashboard.json
+    Example:
+
+    ```
+    dpcsgp party dashboard --out dashboard.json
+    ```
     """
     from importlib.resources import files
 
