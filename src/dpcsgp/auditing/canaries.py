@@ -89,9 +89,13 @@ class CanaryPersons:
         """How many persons each node holds."""
         return self.single.held_examples
 
-    def rows_of_unit(self, row: int, unit: int) -> np.ndarray:
-        """Return the numbers of a person's rows."""
-        return np.arange(self.max_rows_per_unit) + unit * self.max_rows_per_unit
+    def unit_sizes(self, row: int, units_E: np.ndarray) -> np.ndarray:
+        """Return the same number for all persons."""
+        return np.full_like(units_E, self.max_rows_per_unit)
+
+    def unit_rows(self, row: int, units_E: np.ndarray, places_EM: np.ndarray) -> np.ndarray:
+        """Return the numbers of persons' rows."""
+        return units_E[:, None] * self.max_rows_per_unit + places_EM
 
     def examples(
         self, indices_NE: Tensor, rows: Sequence[int] | None = None
