@@ -164,7 +164,7 @@ def test_private_examples_are_fetched_by_the_privacy_room_alone() -> None:
     ]
     # in memory or read row by row, by one function; the task itself asks on behalf of its callers
     asking = ["privacy/fetching.py"] * 2 + ["tasks/lazy_task.py", "tasks/units.py"]
-    asking += ["auditing/experiment.py"]  # canaries, as persons of several rows
+    asking += ["auditing/canaries.py"]  # canaries, as persons of several rows
     assert sorted(callers) == sorted([*asking, *RANDOM_EXAMPLES])
     for file in RANDOM_EXAMPLES:  # neither can open a data set
         text = (SOURCE / file).read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from scipy.stats import binom
 from torch import Tensor, nn
 
 from dpcsgp.auditing import DRAWS, FAULTS
+from dpcsgp.auditing.canaries import output_as_loss
 from dpcsgp.auditing.draws import (
     DIM,
     NODES,
@@ -26,7 +27,7 @@ from dpcsgp.auditing.draws import (
     scaled,
     watch_releases,
 )
-from dpcsgp.auditing.experiment import Setting, output_as_loss
+from dpcsgp.auditing.experiment import Setting
 from dpcsgp.auditing.faults import Faulty, Oversampled
 from dpcsgp.auditing.laws import (
     ALARMS,
@@ -53,7 +54,7 @@ from dpcsgp.config import load_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import GaussianMechanism, clipping_engine
 from dpcsgp.randomness import PrivateRandomness
-from dpcsgp.runs.design import build_mechanism
+from dpcsgp.runs.calibration import build_mechanism
 
 FEW = 10_000
 ALL = "privacy.expected_batch_size=6000"

@@ -54,7 +54,8 @@ from dpcsgp.runs.user_settings import (
     settle,
 )
 from dpcsgp.runs.user_units import Unit, separate_units
-from dpcsgp.runtime.process import MACHINE_SETTINGS, run_process
+from dpcsgp.runtime.process import run_process
+from dpcsgp.runtime.process_agreement import MACHINE_SETTINGS
 from dpcsgp.runtime.reporting import PlainText, Silent
 from dpcsgp.runtime.requests import PreparedRequest, RefusedRequest, RunRequest
 from dpcsgp.runtime.session import NO_HOOKS, Hooks, Outcome, run_simulated

@@ -12,24 +12,23 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from dpcsgp.algorithms import Algorithm, Network
 from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
-from dpcsgp.algorithms.optimizers import Memory, Momentum, Optimizer
+from dpcsgp.algorithms.optimizers import Memory, Momentum, Optimizer, memory_of_ready
 from dpcsgp.compression.base import naming_gradient_step
 from dpcsgp.errors import CheckpointError, DivergenceError, WaitStoppedError
 from dpcsgp.evaluation import evaluation_row, warn_if_residual_grows
 from dpcsgp.network import Traffic
 from dpcsgp.privacy import PrivateGradients
 from dpcsgp.randomness import PublicRandomness
-from dpcsgp.records.checkpoint import Checkpoint, CheckpointFolder
+from dpcsgp.records.checkpoint import Checkpoint, CheckpointFolder, Keeper
 from dpcsgp.records.ending import Ending, Stop
 from dpcsgp.records.metrics import Recorder
 from dpcsgp.tasks import Task
@@ -52,24 +51,6 @@ class LateGradients(Protocol):
 
     def take(self, model_ND: Tensor, step: int) -> tuple[Tensor, Sequence[bool]]:
         """Return gradients (N, D) and whose are ready now; rows of others hold nothing."""
-        ...
-
-
-@runtime_checkable
-class Keeper(Protocol):
-    """A part of a run with tensors that a checkpoint keeps beside the state."""
-
-    @property
-    def checkpoint_names(self) -> tuple[str, ...]:
-        """Their names."""
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return those that are there."""
-        ...
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint; the traffic is restored already."""
         ...
 
 
@@ -242,11 +223,11 @@ def _iterate(run: Run, progress: Progress) -> None:
     else:
         grad_ND, ready = run.late.take(model_ND, step)
     # Post-processing: momentum or Adam, weight decay.
-    direction_ND, memory = run.optimizer.direction(grad_ND, progress.memory, step)
+    direction_ND, memory = run.optimizer.direction(grad_ND, progress.memory)
     if decay:  # out of place: the memory may hold the direction itself
         direction_ND = direction_ND.add(model_ND, alpha=decay)
     state = _descended(run.algorithm, progress.state, direction_ND, ready)
-    memory = _next_memory(progress.memory, memory, ready)
+    memory = memory_of_ready(progress.memory, memory, ready)
     del model_ND, grad_ND, direction_ND  # N x D tensors less while the nodes exchange
     if (step + 1) % run.schedule.gossip_every == 0:
         with naming_gradient_step(state.step):
@@ -260,14 +241,6 @@ def _descended(algorithm: Any, state: Any, grad_ND: Tensor, ready: Sequence[bool
     if ready is None:
         return algorithm.descend(state, grad_ND)
     return algorithm.descend_some(state, grad_ND, ready)
-
-
-def _next_memory(before: Memory, after: Memory, ready: Sequence[bool] | None) -> Memory:
-    """Return the optimizer's memory for the next step; a node without a gradient keeps its own."""
-    if ready is None:
-        return after
-    ready_N1 = torch.tensor(ready)[:, None]
-    return {name: torch.where(ready_N1, after[name], before[name]) for name in after}
 
 
 def _steps_within_budget(run: Run, step: int) -> int:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import dpcsgp
-from dpcsgp.algorithms.optimizers import Adam, Momentum, Optimizer
+from dpcsgp.algorithms.optimizers import Adam, Momentum, Optimizer, memory_of_ready
 from dpcsgp.algorithms.rates import rate_schedule
 from dpcsgp.cli.main import cli
 from dpcsgp.config import Config, load_config
@@ -25,8 +25,8 @@ RATE, STEPS, DECAY = 0.05, 12, 0.3
 def walk(optimizer: Optimizer, start_ND: Tensor, grads: list[Tensor]) -> Tensor:
     """Descend as `training` does where nothing is exchanged and y = 1."""
     x_ND, memory = start_ND.clone(), optimizer.init(start_ND)
-    for step, grad_ND in enumerate(grads):
-        direction_ND, memory = optimizer.direction(grad_ND.clone(), memory, step)
+    for grad_ND in grads:
+        direction_ND, memory = optimizer.direction(grad_ND.clone(), memory)
         x_ND = x_ND - RATE * (direction_ND + optimizer.weight_decay * x_ND)
     return x_ND
 
@@ -49,6 +49,26 @@ def test_adam_is_adamw_and_momentum_is_sgd(decay: float) -> None:
             theirs.grad = grad.clone()
             plain.step()
         torch.testing.assert_close(walk(Momentum(0.6), start, grads), theirs.detach())
+
+
+def test_moments_count_the_gradients_that_a_node_has_seen() -> None:
+    """Node 0 sees every gradient, node 1 the last four only: each moves as torch's Adam would."""
+    torch.manual_seed(0)
+    adam, grads, late = Adam(), [torch.randn(2, 7) for _ in range(STEPS)], STEPS - 4
+    x_ND, memory = torch.zeros(2, 7), adam.init(torch.zeros(2, 7))
+    for step, grad_ND in enumerate(grads):
+        ready = (True, step >= late)
+        direction_ND, after = adam.direction(grad_ND.clone(), memory)
+        memory = memory_of_ready(memory, after, ready)
+        x_ND = x_ND - RATE * direction_ND * torch.tensor(ready)[:, None]
+    assert memory["count_N1"].flatten().tolist() == [STEPS, 4]
+    for node, seen in enumerate((grads, grads[late:])):
+        theirs = nn.Parameter(torch.zeros(7))
+        optimizer = torch.optim.Adam([theirs], lr=RATE)
+        for grad_ND in seen:
+            theirs.grad = grad_ND[node].clone()
+            optimizer.step()
+        torch.testing.assert_close(x_ND[node], theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_decay_does_not_enter_the_velocity() -> None:

@@ -103,11 +103,23 @@ def test_a_promise_may_change_but_not_below_what_was_spent(one: Roster, root: Pa
         (Amendment(4, settings=("algorithm.steps=4",)), "before the last step"),
         (Amendment(4, settings=("algorithm.mixing_rate=1", "compression.spec=gsgd:2")), "grow"),
         (Amendment(4, settings=("algorithm.stepz=4",)), "stepz"),
+        (Amendment(4, settings=("network.max_lag=2",)), "amend it with --set network.max_lag=0"),
     ],
 )
 def test_what_cannot_work_is_refused(one: Roster, wanted: Amendment, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         amend(one, wanted)
+
+
+def test_parties_with_lag_go_on_in_step(tmp_path: Path) -> None:
+    """Nobody can approve a version with lag; one without it follows."""
+    lagged = first_version(tmp_path, "ab", plan=PLAN + "\n[network]\nmax_lag = 2\n")
+    with pytest.raises(ConfigError, match=r"network\.max_lag = 2 in version 2"):
+        amend(lagged, Amendment(2, settings=("algorithm.steps=30",)))
+    two = amend(lagged, Amendment(2, settings=("network.max_lag=0",))).roster
+    forged = replace(two, config=lagged.config)
+    with pytest.raises(ConfigError, match=r"network\.max_lag = 2 in version 2"):
+        examine(forged)
 
 
 def test_shares_of_a_common_data_set_do_not_change_hands(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from amended import (
     PLAN,
+    PROMISE,
     deal_digits,
     first_version,
     frames_sent,
@@ -31,6 +32,7 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.federation.amending import Amendment, amend
 from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.differences import differences
+from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_run import results_folder
 from dpcsgp.federation.run_place import latest_place
 from dpcsgp.privacy import composed_epsilon
@@ -108,6 +110,31 @@ def test_one_is_gone_and_one_comes_back_from_an_old_backup(tmp_path: Path) -> No
     for name in "ab":
         epsilon = composed_epsilon(ledger_of(tmp_path, name).releases(), 1e-3)
         assert summary_of(tmp_path, name)["epsilon"] == pytest.approx(epsilon) and epsilon <= 4.0
+
+
+@pytest.mark.slow
+def test_a_party_goes_on_with_new_keys(tmp_path: Path) -> None:
+    """As docs/operating.md says: new TLS and noise keys under the old name, the folder of the run
+    stays."""
+    one = first_version(tmp_path, "abc")
+    with running(tmp_path, pause=0.3) as parties:
+        parties.start("v1.toml", "a", "b", "c")
+        parties.until("b", step=3)
+        parties.kill("a", "b", "c")
+        made = {name: steps_of(tmp_path, name) for name in "abc"}
+        fresh = PartyFolder.create(tmp_path / "new-keys", "b", one.parties[1].address, PROMISE)
+        last = max(step for steps in made.values() for step in steps)
+        for file in ("key.pem", "noise-key.pem", "b.card.toml"):
+            (tmp_path / "new-keys" / file).replace(tmp_path / "b" / file)
+        two = next_version(tmp_path, one, Amendment(last + 1, replace=(fresh.card,)))
+        assert two.history[0].cut and two.parties[1].noise_key != one.parties[1].noise_key
+        parties.pause = 0.0
+        parties.start("v2.toml", "a", "b", "c")
+        parties.wait()
+    for name in "abc":
+        steps, epsilon = steps_of(tmp_path, name), summary_of(tmp_path, name)["epsilon"]
+        assert steps[: len(made[name])] == made[name] and len(set(steps)) == len(steps)
+        assert set(range(last + 1, 12)) <= set(steps) and epsilon <= 4.0
 
 
 @pytest.mark.slow

@@ -14,10 +14,9 @@ from dpcsgp.privacy.model_probes import (
     RowDependence,
     check_examples_independent,
     check_gradients_reach,
-    check_reference,
-    check_sums,
 )
 from dpcsgp.privacy.row_probes import RowProbe
+from dpcsgp.privacy.sum_probes import check_reference, check_sums
 
 EXAMPLE = torch.zeros(4), torch.tensor(0)
 

@@ -6,7 +6,9 @@ Legend: N nodes, E places for persons, M rows of a person at most, D coordinates
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,11 +21,11 @@ from dpcsgp.errors import ConfigError, ModelError, RefusedDataError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import clipping_engine
 from dpcsgp.privacy.clipping.engine import CheckedEngine
-from dpcsgp.privacy.fetching import DrawnBatch
+from dpcsgp.privacy.fetching import DrawnBatch, chosen_places
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape
 from dpcsgp.privacy.row_checks import engine_with_equal_rows, units_of_rows
 from dpcsgp.randomness import PrivateRandomness
-from dpcsgp.tasks.units import UnitRows
+from dpcsgp.tasks.units import UnitRows, UnitTask
 
 MOST = 3
 SHAPE = PassShape(16, 1, 2)
@@ -217,8 +219,11 @@ class Persons:
     def rows(self) -> Persons:
         return self
 
-    def rows_of_unit(self, row: int, unit: int) -> np.ndarray:
-        return self.units.rows(unit)
+    def unit_sizes(self, row: int, units_E: np.ndarray) -> np.ndarray:
+        return self.units.sizes(units_E)
+
+    def unit_rows(self, row: int, units_E: np.ndarray, places_EM: np.ndarray) -> np.ndarray:
+        return self.units.at(units_E, places_EM)
 
     def examples(
         self, indices_NE: Tensor, rows: Sequence[int] | None = None
@@ -271,6 +276,26 @@ def test_of_more_rows_every_subset_is_equally_likely_and_by_place_alone() -> Non
     assert len(choices) > 4 and len(places) > 4
 
 
+def test_every_subset_of_a_person_s_rows_comes_from_as_many_words() -> None:
+    """Of all words modulo 3, 4 and 5 as many lead to each of the ten subsets of 3 of 5 rows."""
+    words = np.array(list(product(range(3), range(4), range(5))), dtype=np.uint64)
+    chosen = chosen_places(np.full(len(words), 5), words)
+    counts = Counter(tuple(sorted(each)) for each in chosen.tolist())
+    assert len(counts) == 10 and set(counts.values()) == {6}
+    assert all(len(set(each)) == 3 for each in chosen.tolist())
+    # Who has no more rows than the cap brings all of them, whatever the words are.
+    for size in range(4):
+        assert (chosen_places(np.full(len(words), size), words) == np.arange(3)).all()
+
+
+def test_a_node_without_persons_has_no_rows() -> None:
+    empty = UnitTask(None, (None, UnitRows.of([], "node 1")), (4, 4), MOST)  # pyright: ignore[reportArgumentType]
+    for row in range(2):
+        assert not empty.unit_sizes(row, np.zeros(4, dtype=np.int64)).any()
+        zeros_EM = np.zeros((4, MOST), dtype=np.int64)
+        assert not empty.unit_rows(row, zeros_EM[:, 0], zeros_EM).any()
+
+
 def test_rows_that_cannot_be_read_are_blanks_and_nobody_else_notices() -> None:
     persons = Persons()
     persons.unreadable = {0, 3, 5}
@@ -283,7 +308,8 @@ def test_identifiers_of_any_kind_bring_rows_together() -> None:
     for ids in (["b", "a", "b"], np.array([7, 3, 7]), torch.tensor([0, 9, 0]), (2.5, 1.0, 2.5)):
         units = UnitRows.of(ids, "node 0")
         assert len(units) == 2 and units.num_rows == 3
-        assert [units.rows(k).tolist() for k in range(2)] == [[0, 2], [1]]
+        assert units.sizes(np.arange(2)).tolist() == [2, 1]
+        assert units.at(np.arange(2), np.array([[0, 1], [0, 0]])).tolist() == [[0, 2], [1, 1]]
     for missing in ([1, None], np.array([1.0, np.nan]), ["a", ""]):
         with pytest.raises(RefusedDataError, match="example 1"):
             UnitRows.of(missing, "node 0")

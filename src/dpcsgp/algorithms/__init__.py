@@ -7,13 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from dpcsgp.algorithms.base import Algorithm, GossipSGD, LinearDecay, Network, Schedule
+    from dpcsgp.algorithms.base import Algorithm, GossipSGD, Network, Schedule
     from dpcsgp.algorithms.choco_sgd import ChocoSGD
     from dpcsgp.algorithms.d_psgd import DecentralizedSGD
     from dpcsgp.algorithms.dp_block import DPBlock
     from dpcsgp.algorithms.dp_csgp import DPCSGP
     from dpcsgp.algorithms.local import Local
     from dpcsgp.algorithms.methods import METHODS, Method, MethodSettings
+    from dpcsgp.algorithms.rates import LinearDecay
     from dpcsgp.algorithms.sgp import SGP
 
 __all__ = [
@@ -34,13 +35,14 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "base": ("Algorithm", "GossipSGD", "LinearDecay", "Network", "Schedule"),
+    "base": ("Algorithm", "GossipSGD", "Network", "Schedule"),
     "choco_sgd": ("ChocoSGD",),
     "d_psgd": ("DecentralizedSGD",),
     "dp_block": ("DPBlock",),
     "dp_csgp": ("DPCSGP",),
     "local": ("Local",),
     "methods": ("METHODS", "Method", "MethodSettings"),
+    "rates": ("LinearDecay",),
     "sgp": ("SGP",),
 }
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -132,26 +131,6 @@ class GossipSGD(ABC, Generic[StateT]):
     ) -> StateT:
         """Return the state after one iteration: a private descent, then one exchange."""
         return self.gossip(self.descend(state, grad_ND), network, random)
-
-
-@dataclass(frozen=True)
-class LinearDecay:
-    """A learning rate that falls linearly.
-
-    It goes from `initial` to `initial * final_fraction` at the last of `steps` steps.
-
-    >>> LinearDecay(2.0, 0.5, 3)(2)
-    1.0
-    """
-
-    initial: float
-    final_fraction: float
-    steps: int
-
-    def __call__(self, step: int) -> float:
-        # Steps beyond the last keep its rate; a schedule of one step does not divide by zero.
-        progress = min(step, self.steps - 1) / max(self.steps - 1, 1)
-        return self.initial * (1 - (1 - self.final_fraction) * progress)
 
 
 def rate_at(schedule: Schedule, step: int) -> float:

@@ -6,29 +6,46 @@ import math
 from dataclasses import dataclass
 from typing import Literal, final
 
-from dpcsgp.algorithms.base import LinearDecay, Schedule
+from dpcsgp.algorithms.base import Schedule
 
 RateForm = Literal["linear", "cosine", "constant"]
 
 
-@final
 @dataclass(frozen=True)
-class CosineDecay:
-    """A learning rate that falls along half a cosine wave, slowly at both ends.
-
-    It goes from `initial` to `initial * final_fraction` at the last of `steps` steps.
-
-    >>> CosineDecay(2.0, 0.5, 3)(1)
-    1.5
-    """
+class _Decay:
+    """From `initial` to `initial * final_fraction` at the last of `steps` steps."""
 
     initial: float
     final_fraction: float
     steps: int
 
+    def _progress(self, step: int) -> float:
+        # Steps beyond the last keep its rate; a schedule of one step does not divide by zero.
+        return min(step, self.steps - 1) / max(self.steps - 1, 1)
+
+
+@final
+class LinearDecay(_Decay):
+    """A learning rate that falls linearly to a share of what it was.
+
+    >>> LinearDecay(2.0, 0.5, 3)(2)
+    1.0
+    """
+
     def __call__(self, step: int) -> float:
-        progress = min(step, self.steps - 1) / max(self.steps - 1, 1)
-        left = (1 + math.cos(math.pi * progress)) / 2
+        return self.initial * (1 - (1 - self.final_fraction) * self._progress(step))
+
+
+@final
+class CosineDecay(_Decay):
+    """A learning rate that falls along half a cosine wave, slowly at both ends.
+
+    >>> CosineDecay(2.0, 0.5, 3)(1)
+    1.5
+    """
+
+    def __call__(self, step: int) -> float:
+        left = (1 + math.cos(math.pi * self._progress(step))) / 2
         return self.initial * (self.final_fraction + (1 - self.final_fraction) * left)
 
 

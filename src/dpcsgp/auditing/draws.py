@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpcsgp.auditing.canaries import canary_axis, output_as_loss
 from dpcsgp.auditing.colluders import SeenByColluders, trial_mechanism
-from dpcsgp.auditing.experiment import CANARY_NORMS, DIM, Setting, canary_axis, output_as_loss
+from dpcsgp.auditing.experiment import CANARY_NORMS, DIM, Setting
 from dpcsgp.auditing.faults import break_engine, break_mechanism
 from dpcsgp.errors import ConfigError
 from dpcsgp.privacy import ClippingEngine, GaussianMechanism, ReleaseEvent, clipping_engine

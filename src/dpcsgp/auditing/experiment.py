@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpcsgp import graphs
 from dpcsgp.algorithms import Algorithm
 from dpcsgp.algorithms.optimizers import Momentum
+from dpcsgp.auditing.canaries import CanaryPersons, CanaryTask, canary_axis, output_as_loss
 from dpcsgp.auditing.colluders import group_size, trial_mechanism
 from dpcsgp.compression import parse_compressor
 from dpcsgp.config import Config, per_node
@@ -41,10 +41,10 @@ from dpcsgp.privacy import (
 )
 from dpcsgp.privacy.shared_noise import SharedNoise, calibrate_shared_noise
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
-from dpcsgp.records.metrics import Direction, Recorder
-from dpcsgp.runs.design import build_algorithm, build_mechanism
+from dpcsgp.records.metrics import Recorder
+from dpcsgp.runs.calibration import build_mechanism
+from dpcsgp.runs.design import build_algorithm
 from dpcsgp.tasks import load_dataset
-from dpcsgp.tasks.base import random_like
 from dpcsgp.tasks.downloads.catalogue import PUBLISHED
 from dpcsgp.training import Run, Schedule, train
 
@@ -147,11 +147,6 @@ def _share(config: Config, victim: GaussianMechanism) -> GaussianMechanism:
     return replace(victim, noise_multipliers=(law.event(0).noise_multiplier,), shared=law)
 
 
-def canary_axis(dim: int) -> Tensor:
-    """Return the unit vector of the canary; it lies along no coordinate axis."""
-    return (1.0 - 2.0 * (torch.arange(dim) % 3 == 0)) / dim**0.5
-
-
 def declared_examples(config: Config) -> int:
     """Return how many examples a node declares under an even split."""
     name = config.task.name
@@ -252,86 +247,6 @@ class CountedReleases:
 
     def close(self) -> None:
         """There is nothing to close."""
-
-
-def output_as_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the output itself: the gradient of a linear model is then its input."""
-    return outputs.flatten(start_dim=-1).sum(-1) + 0.0 * targets
-
-
-@final
-@dataclass(frozen=True)
-class CanaryTask:
-    """Every first node of a group is a victim: its row of `canary_ND` is its example 0.
-
-    All other examples are zero.
-
-    A row of zeros means that the victim does not hold the canary.
-    """
-
-    module: nn.Module
-    canary_ND: Tensor
-    num_examples: tuple[int, ...]
-    loss: Any = output_as_loss
-
-    @property
-    def held_examples(self) -> tuple[int, ...]:
-        """Every node holds what it declares."""
-        return self.num_examples
-
-    def examples(
-        self, indices_NE: Tensor, rows: Sequence[int] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return inputs (N, E, D) and targets (N, E)."""
-        canary_ND = self.canary_ND if rows is None else self.canary_ND[list(rows)]
-        inputs_NED = canary_ND[:, None, :] * (indices_NE == 0)[:, :, None]
-        return inputs_NED, torch.zeros(indices_NE.shape)
-
-    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return random rows and targets."""
-        return random_like(self.canary_ND, count), torch.zeros(count)
-
-    @property
-    def directions(self) -> dict[str, Direction]:
-        """Nothing is measured."""
-        return {}
-
-    def evaluate(self, models_KD: Tensor) -> dict[str, Tensor]:
-        """There is nothing to be good at."""
-        return {}
-
-
-@final
-@dataclass(frozen=True)
-class CanaryPersons:
-    """The same with persons: every row of person 0 of a victim is the canary."""
-
-    single: CanaryTask
-    max_rows_per_unit: int
-
-    @property
-    def rows(self) -> CanaryPersons:
-        """The rows of person k are M k, ..., M k + M - 1."""
-        return self
-
-    @property
-    def held_examples(self) -> tuple[int, ...]:
-        """How many persons each node holds."""
-        return self.single.held_examples
-
-    def rows_of_unit(self, row: int, unit: int) -> np.ndarray:
-        """Return the numbers of a person's rows."""
-        return np.arange(self.max_rows_per_unit) + unit * self.max_rows_per_unit
-
-    def examples(
-        self, indices_NE: Tensor, rows: Sequence[int] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return rows by their numbers."""
-        return self.single.examples(indices_NE // self.max_rows_per_unit, rows)
-
-    def public_rows(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return random rows and targets."""
-        return self.single.public_rows(count)
 
 
 def build_run(

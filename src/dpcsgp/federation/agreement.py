@@ -22,7 +22,8 @@ from dpcsgp.planning.diagnosis import Diagnosis, diagnose
 from dpcsgp.privacy import GaussianMechanism, ReleaseEvent, composed_epsilon
 from dpcsgp.privacy.accounting import epsilon_against
 from dpcsgp.randomness import torch_seed
-from dpcsgp.runs.design import ALLOW_DIVERGENCE, RunDesign, build_mechanism, design_run
+from dpcsgp.runs.calibration import build_mechanism
+from dpcsgp.runs.design import ALLOW_DIVERGENCE, RunDesign, design_run
 from dpcsgp.runs.facts import declared_facts
 from dpcsgp.runs.user_settings import described_model
 from dpcsgp.tasks import build_model
@@ -106,6 +107,26 @@ class Agreement:
         }
 
 
+def refuse_unsupported(roster: Roster) -> None:
+    """Refuse settings for which parties would have to agree on more than a roster holds.
+
+    Raises:
+        ConfigError: with the setting and a remedy.
+    """
+    algorithm = roster.config.algorithm
+    if roster.config.method.blocks and algorithm.block_order == "random":
+        raise ConfigError(
+            'algorithm.block_order = "random": parties need to know the size of every message '
+            'beforehand; have a roster made with algorithm.block_order = "round-robin"'
+        )
+    if roster.history and roster.config.network.max_lag:
+        raise ConfigError(
+            f"network.max_lag = {roster.config.network.max_lag} in version {roster.version} of a "
+            "roster: parties with lag are at different rounds when a version begins; amend it "
+            "with --set network.max_lag=0"
+        )
+
+
 def examine(roster: Roster, model: nn.Module | None = None) -> Agreement:
     """Compute what a roster means.
 
@@ -114,9 +135,10 @@ def examine(roster: Roster, model: nn.Module | None = None) -> Agreement:
         model: at its start, where it is not one of the package's.
 
     Raises:
-        ConfigError: gossip would diverge, a promise cannot pay for the plan, or the initial model
-            is not the one whose digest the roster holds.
+        ConfigError: it cannot be run, gossip would diverge, a promise cannot pay for the plan, or
+            the initial model is not the one whose digest the roster holds.
     """
+    refuse_unsupported(roster)
     if roster.config.task.name != "own" and roster.data != declared_shape(roster.config):
         raise ConfigError(
             f"data: {roster.data.content()} is not the shape of task.name = "

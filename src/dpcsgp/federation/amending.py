@@ -24,13 +24,12 @@ from dpcsgp.federation.roster import (
     FROM_CARDS,
     LISTED,
     Roster,
-    check_parties,
-    check_settings,
     complete_settings,
     shared_settings,
 )
+from dpcsgp.federation.roster_checks import check_parties, check_settings
 from dpcsgp.runs.design import build_topology
-from dpcsgp.runtime.process import MACHINE_SETTINGS
+from dpcsgp.runtime.process_agreement import MACHINE_SETTINGS
 
 # What the states, ledgers and counts of all versions have in common.
 FIXED: Final = (

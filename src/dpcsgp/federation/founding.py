@@ -26,19 +26,21 @@ from dpcsgp.federation.roster import (
     LISTED,
     MOST_PARTIES,
     NOT_SHARED,
-    OWN_DATA,
     DataShape,
     Roster,
+    complete_settings,
+)
+from dpcsgp.federation.roster_checks import (
+    OWN_DATA,
     check_parties,
     check_settings,
-    complete_settings,
     undialled,
     utc_today,
 )
 from dpcsgp.graphs import star
 from dpcsgp.runs.design import build_topology
 from dpcsgp.runs.user_settings import described_model
-from dpcsgp.runtime.process import MACHINE_SETTINGS
+from dpcsgp.runtime.process_agreement import MACHINE_SETTINGS
 
 YEAR: Final = datetime.timedelta(days=365)
 LONGEST: Final = datetime.timedelta(days=365 * 20)

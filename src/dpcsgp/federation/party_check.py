@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final, final
 
 from dpcsgp.errors import ConfigError, DpcsgpError, WireError
-from dpcsgp.federation.agreement import Agreement, examine
+from dpcsgp.federation.agreement import Agreement, examine, refuse_unsupported
 from dpcsgp.federation.consent import check_own_card, require_consent
 from dpcsgp.federation.party_data import load_own_data
 from dpcsgp.federation.party_request import PartyRequest
-from dpcsgp.federation.party_run import own_end, refuse_unsupported
+from dpcsgp.federation.party_run import own_end
 from dpcsgp.federation.party_status import read_status
 from dpcsgp.federation.peers import Neighbours, Peer
 from dpcsgp.federation.run_place import STATUS, latest_place

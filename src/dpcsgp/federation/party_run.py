@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from dpcsgp.errors import ConfigError
 from dpcsgp.federation.agreement import examine
 from dpcsgp.federation.archive import Ended
 from dpcsgp.federation.consent import require_consent
@@ -27,7 +26,6 @@ from dpcsgp.federation.party_results import write_results
 from dpcsgp.federation.party_status import StatusKeeper
 from dpcsgp.federation.party_steps import Gate, to_the_end
 from dpcsgp.federation.peers import Self
-from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import JOURNAL, STATUS, home_of, open_place, previous_roster
 from dpcsgp.federation.status_page import StatusPage, opened_page
 from dpcsgp.federation.succession import (
@@ -68,7 +66,6 @@ def prepare_party(request: PartyRequest, hooks: Hooks = NO_HOOKS) -> PreparedPar
 
 def _prepared(request: PartyRequest, hooks: Hooks) -> PreparedParty:
     """Check roster and data; whoever asks has seen to consent."""
-    refuse_unsupported(request.roster)
     config = request.config()
     check_device(config.run.device)
     check_trackers(config.run.trackers)
@@ -194,7 +191,7 @@ def open_network(
         config.algorithm.steps,
         request.patience_seconds,
     )
-    if config.network.max_lag:  # its rosters have no versions: see `refuse_unsupported`
+    if config.network.max_lag:  # its rosters have no versions: see `agreement.refuse_unsupported`
         return LaggedPartyNetwork(*words, max_lag=config.network.max_lag, notices=board)
     until = request.until
     return PartyNetwork(
@@ -222,22 +219,6 @@ def own_end(request: PartyRequest) -> Self:
     listen = None if card.address is None else request.listen or card.address
     certificate = card.certificate_pem.encode()
     return Self(request.node, card.name, request.party.key_pem(), certificate, listen)
-
-
-def refuse_unsupported(roster: Roster) -> None:
-    """Refuse settings for which parties would have to agree on more than a roster holds."""
-    algorithm = roster.config.algorithm
-    if roster.config.method.blocks and algorithm.block_order == "random":
-        raise ConfigError(
-            'algorithm.block_order = "random": parties need to know the size of every message '
-            'beforehand; have a roster made with algorithm.block_order = "round-robin"'
-        )
-    if roster.history and roster.config.network.max_lag:
-        raise ConfigError(
-            f"network.max_lag = {roster.config.network.max_lag} in version {roster.version} of a "
-            "roster: parties with lag are at different rounds when a version begins; have the "
-            "roster amended with --set network.max_lag=0"
-        )
 
 
 def _stopper(say: Callable[[str], None], network: PartyNetwork) -> Callable[[str], None]:

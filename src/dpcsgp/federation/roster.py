@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,12 +25,19 @@ from dpcsgp.errors import ConfigError, TopologyError
 from dpcsgp.federation.cards import Card
 from dpcsgp.federation.files import Fields, canonical, parse_table, read_text, toml_lines
 from dpcsgp.federation.history import Chapter, check_history, spent_by, take_history
+from dpcsgp.federation.roster_checks import (
+    check_names,
+    check_parties,
+    check_settings,
+    undialled,
+    utc_today,
+)
 from dpcsgp.federation.words import as_words
 from dpcsgp.graphs import Topology, from_edges, metropolis_weights
 from dpcsgp.runs.design import build_topology
 from dpcsgp.runs.earlier import Earlier
 from dpcsgp.runs.facts import Facts
-from dpcsgp.runtime.process import MACHINE_SETTINGS
+from dpcsgp.runtime.process_agreement import MACHINE_SETTINGS
 
 FORMAT: Final = 1
 MOST_PARTIES: Final = 256
@@ -40,18 +46,9 @@ FROM_CARDS: Final = ("privacy.epsilon", "privacy.delta", "graph.num_nodes")
 # A setting of `dpcsgp.train` alone.
 _OF_SCRIPTS: Final = "privacy.max_rows_per_unit"
 LISTED: Final = "roster"  # graph.edges_file of a graph whose edges stand in the roster itself
-# Settings of a task whose data are the parties' own.
-OWN_DATA: Final = {"features": "none", "partition": "own"}
 # Not of a federation: how a plan is tried beforehand.
 NOT_SHARED: Final = "simulation"
 _MOST_INPUTS: Final = 10**8
-_MOST_STEPS: Final = 10**6
-_BOUNDED: Final = (
-    "algorithm.steps",
-    "algorithm.polish_rounds",
-    "algorithm.num_blocks",
-    "privacy.replay_reserve",
-)
 
 
 @final
@@ -267,11 +264,6 @@ class Roster:
         return cls.parse(read_text(path, "roster"), f"roster {path}")
 
 
-def utc_today() -> datetime.date:
-    """Return the day by which end dates are judged."""
-    return datetime.datetime.now(datetime.UTC).date()
-
-
 def shared_settings(config: Config) -> dict[str, dict[str, Any]]:
     """Return the settings that a roster holds, by section."""
     left_out = {*MACHINE_SETTINGS, *FROM_CARDS, _OF_SCRIPTS}
@@ -335,72 +327,3 @@ def _take_edges(fields: Fields, cards: Sequence[Card]) -> tuple[tuple[int, int],
     if edges != sorted(set(edges)) or any(sender == receiver for sender, receiver in edges):
         raise fields.wrong("edges", "...", "each edge once, in the order of the parties")
     return tuple(edges)
-
-
-def check_settings(config: Config) -> None:
-    """Refuse settings that make no federation."""
-    if not config.method.sends:
-        raise ConfigError(
-            f'algorithm.name = "{config.algorithm.name}": nothing is sent, so there is nothing to '
-            'do together; choose "dp-csgp"'
-        )
-    for key, value in OWN_DATA.items() if config.task.name == "own" else ():
-        if (given := getattr(config.task, key)) != value:
-            raise ConfigError(
-                f'task.{key} = {given!r}: for task.name = "own" every party brings its data ready '
-                f"for the model; leave task.{key} out"
-            )
-    if not config.run.checkpoint_every:
-        raise ConfigError(
-            "run.checkpoint_every = 0: a party that was stopped goes on from its last checkpoint; "
-            "choose 1 or more"
-        )
-    for field, value in config.flat().items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{field} = {value}: expected a finite number")
-    # Costs are computed from these: a hostile roster must not keep a machine busy for ever.
-    for field in _BOUNDED:
-        if (value := config.flat()[field]) > _MOST_STEPS:
-            raise ConfigError(f"{field} = {value}: expected at most {_MOST_STEPS:,}")
-
-
-def check_parties(cards: Sequence[Card], ends: datetime.date) -> None:
-    """Refuse parties that cannot be told apart, and certificates that do not last until the end."""
-    if len(cards) < 2:
-        raise ConfigError(f"{len(cards)} card: a federation needs at least 2 parties")
-    check_names(cards)
-    _refuse_repeated(cards, "certificate", (card.certificate_pem for card in cards))
-    keys = (card.certificate.public_key() for card in cards)
-    _refuse_repeated(cards, "key of the certificate", keys)
-    _refuse_repeated(cards, "noise_key", (card.noise_key for card in cards))
-    _refuse_repeated(cards, "address", (card.address for card in cards))
-    for card in cards:
-        first, last = card.valid
-        if not first <= utc_today() or last < ends:
-            raise ConfigError(
-                f"card of {card.name}: its certificate is valid from {first} to {last}, the "
-                f"federation ends on {ends}; {card.name} makes a new party, or choose another end"
-            )
-
-
-def check_names(cards: Sequence[Card]) -> None:
-    """Refuse two parties of one name."""
-    _refuse_repeated(cards, "name", (card.name for card in cards))
-
-
-def _refuse_repeated(cards: Sequence[Card], field: str, values: Iterable[Any]) -> None:
-    seen: list[tuple[Any, Card]] = []
-    for card, value in zip(cards, values, strict=True):
-        other = next((owner for known, owner in seen if known == value), None)
-        if other is not None and value is not None:
-            raise ConfigError(
-                f"cards of {other.name} and {card.name} have the same {field}: every party has its "
-                "own; was a card given twice?"
-            )
-        seen.append((value, card))
-
-
-def undialled(cards: Sequence[Card], edges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the edges whose two ends both only call out."""
-    closed = {node for node, card in enumerate(cards) if card.address is None}
-    return [edge for edge in edges if closed.issuperset(edge)]

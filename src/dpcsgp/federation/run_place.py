@@ -27,7 +27,7 @@ from dpcsgp.federation.roster import Roster
 from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.records.files import write_atomically
 from dpcsgp.runs.folder import ResultsFolder, refuse_changed_settings, refuse_taken
-from dpcsgp.runtime.process import MACHINE_SETTINGS
+from dpcsgp.runtime.process_agreement import MACHINE_SETTINGS
 
 RUNS: Final = "runs"
 JOURNAL: Final = "journal"

@@ -12,46 +12,32 @@ of steps trade evenly.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, final
+from typing import Final, final
 
-from dpcsgp.algorithms.methods import Method, find_method
-from dpcsgp.compression import parse_compressor
-from dpcsgp.config import Config, make_config
-from dpcsgp.errors import ConfigError, UnstableError
-from dpcsgp.graphs import block_disagreement, block_radius, steady_state_disagreement
+from dpcsgp.config import Config
+from dpcsgp.errors import ConfigError
 from dpcsgp.planning.diagnosis import sharing_of
-from dpcsgp.planning.outlook import Gossip, Outlook, foresee
+from dpcsgp.planning.exchanges import Tell, Way, changed, ways_of_exchanging
+from dpcsgp.planning.outlook import Outlook, foresee
 from dpcsgp.planning.timing import (
     StepTimes,
     gradient_bytes,
     state_bytes,
-    time_exchange,
     time_parts,
 )
 from dpcsgp.privacy import calibrate_noise
-from dpcsgp.runs.design import RunDesign, design_run
+from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.facts import Facts, declared_facts
 
 BATCH_SHARES: Final = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 2 / 3, 1.0)
 STEPS: Final = (15, 20, 30, 40, 50, 60, 70, 100, 150, 200, 300, 400)
-COMPRESSORS: Final = (
-    "rot:1", "rot:2", "rot:3", "rot:4", "gsgd:4/64", "gsgd:8/512",
-    "rand:0.5", "rand:0.1", "rand:0.02", "none",
-)  # fmt: skip
-BLOCKS: Final = ((10, "none"), (30, "none"), (3, "gsgd:8/64"), (10, "gsgd:8/64"))
-SELDOM: Final = 3  # also try the two coarsest rotations with an exchange in every third step only
-POLISH_ROUNDS: Final = 3
-AT_THE_END: Final = "local-then-average"
 AS_GOOD: Final = 1.02  # shortfalls within this factor count as equal
 
 LOW_FREQUENCIES: Final = "dct:10"
 GRADIENT_HISTOGRAMS: Final = {"features": "hog:8", "model": "logistic"}
 _LARGE_PICTURE: Final = 20  # pixels on the shorter side
-
-Tell = Callable[[str], None]
 
 
 class NothingFitsError(ConfigError):
@@ -117,16 +103,6 @@ class Plan:
     num_tried: int
 
 
-@final
-@dataclass(frozen=True)
-class Way:
-    """One way of exchanging: a design with it, how it gossips, and the seconds of one exchange."""
-
-    design: RunDesign
-    gossip: Gossip
-    seconds: float
-
-
 def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda text: None) -> Plan:
     """Return every plan within the limits.
 
@@ -135,7 +111,7 @@ def search(config: Config, facts: Facts, limits: Limits, tell: Tell = lambda tex
     _require_numbers(config)
     sizes = batch_sizes(min(facts.num_examples))
     # Ways and parts are timed once; every plan is then put together from them.
-    ways = _ways(config, facts, sizes[len(sizes) // 2], tell)
+    ways = ways_of_exchanging(config, facts, sizes[len(sizes) // 2], STEPS[0], tell)
     tell("timing private gradients on random inputs")
     times = time_parts(ways[0].design)
     # Bytes and seconds are known without the accountant: drop what is too dear first.
@@ -293,111 +269,6 @@ def _gradient_bytes(design: RunDesign, batch_size: int, times: StepTimes) -> int
     num_nodes = design.topology.num_nodes
     mechanism = replace(design.mechanism, expected_batch_sizes=(batch_size,) * num_nodes)
     return gradient_bytes(replace(design, mechanism=mechanism), times)
-
-
-def _ways(config: Config, facts: Facts, batch_size: int, tell: Tell) -> list[Way]:
-    """Prepare and time every way of exchanging that is stable on this graph."""
-    # Label, settings of the algorithm, compressor.
-    exchanges: list[tuple[str, dict[str, Any], str]] = [
-        *(
-            (spec, {"name": "dp-csgp", "polish_rounds": POLISH_ROUNDS}, spec)
-            for spec in COMPRESSORS
-        ),
-        *(
-            (f"{k} blocks", {"name": "dp-block", "num_blocks": k, "polish_rounds": k}, spec)
-            for k, spec in BLOCKS
-        ),
-        ("local", {"name": "local", "polish_rounds": 0}, "none"),
-    ]
-    exchanges += [
-        (
-            f"{spec}, every {SELDOM} steps",
-            {"name": "dp-csgp", "polish_rounds": POLISH_ROUNDS, "gossip_every": SELDOM},
-            spec,
-        )
-        for spec in COMPRESSORS[:2]
-    ]
-    # Models that were trained apart can be averaged only where the loss is convex.
-    if config.task.model == "logistic":
-        end = {"name": AT_THE_END, "polish_rounds": POLISH_ROUNDS}
-        exchanges += [(f"{spec}, at the end", end, spec) for spec in ("rot:3", "rot:4")]
-    ways = []
-    for label, algorithm, spec in exchanges:
-        tell(f"timing one exchange: {label}")
-        # Who exchanges nothing averages nothing: shared noise would not cancel.
-        method = find_method(algorithm["name"])
-        colluders = config.privacy.max_colluders if method.sends else "all"
-        if not _can_lag(config, method, algorithm.get("gossip_every", 1)):
-            continue
-        in_step = {} if method.lags else {"max_lag": 0, "late_gradients": "wait"}
-        tried = changed(
-            config,
-            algorithm={
-                "gossip_every": 1,
-                "mixing_rate": "auto",
-                "polish_compression": "",
-                "steps": STEPS[0],
-                **algorithm,
-            },
-            compression={"spec": spec},
-            network=in_step,
-            privacy={
-                "expected_batch_size": batch_size,
-                "noise": "calibrated",
-                "max_colluders": colluders,
-            },
-        )
-        if ways and algorithm.get("num_blocks", 1) > ways[0].design.dim:
-            continue
-        try:
-            design = design_run(tried, facts, module=ways[0].design.module if ways else None)
-        except UnstableError:
-            continue
-        if ways:  # one copy of a large model is enough
-            design = replace(design, anchor_D=ways[0].design.anchor_D)
-        silent = not tried.method.sends or design.topology.num_nodes == 1
-        ways.append(Way(design, _gossip(design), 0.0 if silent else time_exchange(design)))
-    return ways
-
-
-def _can_lag(config: Config, method: Method, gossip_every: int) -> bool:
-    """Say whether a way of exchanging goes with `network.max_lag`; silent ones need not."""
-    if not config.network.max_lag or not method.sends:
-        return True
-    skips = config.network.late_gradients == "skip"
-    return method.lags and not (skips and gossip_every > 1)
-
-
-def _gossip(design: RunDesign) -> Gossip:
-    topology, settings, method = design.topology, design.config.algorithm, design.config.method
-    if not method.sends:
-        return Gossip(radius=1.0, disagreement=0.0, num_averaged=1)
-    compressor = parse_compressor(design.config.compression.spec)
-    if method.blocks:
-        setting = (topology, compressor, settings.num_blocks, design.dim, settings.block_order)
-        return Gossip(block_radius(*setting), block_disagreement(*setting), topology.num_nodes)
-    assert design.mixing_rate is not None
-    assert design.mixing_radius is not None
-    lag = design.config.network.max_lag
-    spread = steady_state_disagreement(topology, compressor, design.mixing_rate, design.dim, lag)
-    if method.only_at_end:
-        # noise is averaged afterwards: taken to help half as much (in decibels) as before
-        halfway = max(1, round(math.sqrt(topology.num_nodes)))
-        return Gossip(1.0, 1.0, halfway, polish_radius=design.mixing_radius)
-    # Between two exchanges the noise of k steps adds up, and a round is a k-th of a step's
-    # contraction.
-    every = settings.gossip_every
-    return Gossip(
-        design.mixing_radius ** (1 / every), spread * math.sqrt(every), topology.num_nodes
-    )
-
-
-def changed(config: Config, **sections: dict[str, Any]) -> Config:
-    """Return the settings with some keys of some sections replaced, validated again."""
-    values = config.model_dump()
-    return make_config(
-        {name: {**table, **sections.get(name, {})} for name, table in values.items()}
-    )
 
 
 def _require_numbers(config: Config) -> None:

@@ -7,9 +7,11 @@ from its node's private stream.
 
 A unit of several rows (one person's, say) is drawn and clipped as one example. Of a unit with more
 rows than the public cap so many are chosen at random at every draw, by words of the private stream
-that belong to its place: a random view of the unit that depends on no other one.
+that belong to its place: a random view of the unit that depends on no other one. Every place has as
+many words as the cap says, whoever takes it.
 
 Legend: N hosted nodes that share passes, E places for examples, M rows of a unit at most.
+Reference: R. Floyd's sampling without replacement (Bentley, CACM 30(9), 1987), for `chosen_places`.
 """
 
 from __future__ import annotations
@@ -72,8 +74,12 @@ class UnitExamples(Protocol):
         """The public cap on the rows of a unit."""
         ...
 
-    def rows_of_unit(self, row: int, unit: int) -> np.ndarray:
-        """Return the numbers of all rows of one unit of a hosted node."""
+    def unit_sizes(self, row: int, units_E: np.ndarray) -> np.ndarray:
+        """Return how many rows each of these units of a hosted node has (E)."""
+        ...
+
+    def unit_rows(self, row: int, units_E: np.ndarray, places_EM: np.ndarray) -> np.ndarray:
+        """Return the numbers (E, M) of the rows at these places of each of the units."""
         ...
 
 
@@ -171,21 +177,47 @@ class DrawnBatch:
 
     def _chosen_rows(self, source: UnitExamples, places: slice) -> tuple[Tensor, Tensor]:
         """Return row numbers (N, E, M) of the units in these places, and which of them count."""
-        most, (num_nodes, num_places) = source.max_rows_per_unit, self.indices_NE[:, places].shape
-        numbers_NEM = np.zeros((num_nodes, num_places, most), dtype=np.int64)
-        filled_NEM = np.zeros(numbers_NEM.shape, dtype=bool)
-        for node, place in self.present_NE[:, places].nonzero().tolist():
-            number = places.start + place
-            own = source.rows_of_unit(self.rows[node], int(self.indices_NE[node, number]))
-            if len(own) > most:
-                # The rows with the smallest of random keys are a uniformly random subset.
-                words = self.random.row_bytes(
-                    f"rows of unit {number}", self.step, self.rows[node], 8 * len(own)
-                ).view(np.uint64)
-                own = own[np.argpartition(words, most - 1)[:most]]
-            numbers_NEM[node, place, : len(own)] = own
-            filled_NEM[node, place, : len(own)] = True
+        chosen = [self._chosen_of_node(source, node, places) for node in range(len(self.rows))]
+        numbers_NEM, filled_NEM = (np.stack(parts) for parts in zip(*chosen, strict=True))
         return torch.from_numpy(numbers_NEM), torch.from_numpy(filled_NEM)
+
+    def _chosen_of_node(
+        self, source: UnitExamples, node: int, places: slice
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same (E, M) for one node: shapes and words follow places and cap alone."""
+        row, most = self.rows[node], source.max_rows_per_unit
+        present_E = self.present_NE[node, places].numpy()
+        units_E = np.where(present_E, self.indices_NE[node, places].numpy(), 0)
+        sizes_E = np.where(present_E, source.unit_sizes(row, units_E), 0)
+        first, stop = 8 * most * places.start, 8 * most * (places.start + len(units_E))
+        words = self.random.row_bytes("rows of units", self.step, row, stop)[first:]
+        places_EM = chosen_places(sizes_E, words.view(np.uint64).reshape(-1, most))
+        filled_EM = np.arange(most) < sizes_E[:, None]
+        numbers_EM = source.unit_rows(row, units_E, np.where(filled_EM, places_EM, 0))
+        return np.where(filled_EM, numbers_EM, 0), filled_EM
+
+
+def chosen_places(sizes_E: np.ndarray, words_EM: np.ndarray) -> np.ndarray:
+    """Choose M of every unit's rows, uniformly without replacement; all where it has no more.
+
+    Args:
+        sizes_E: how many rows each unit has.
+        words_EM: random words, 64 bits each; those of a unit decide about its rows alone.
+
+    Returns:
+        Places (E, M) among a unit's rows; those past its size mean nothing.
+    """
+    most = words_EM.shape[1]
+    larger_E = sizes_E > most
+    places_EM = np.tile(np.arange(most), (len(sizes_E), 1))
+    for column in range(most):
+        # Floyd: of 0, ..., top take one at random, or top itself if that one was taken before.
+        top_E = np.where(larger_E, sizes_E - most + column, column)
+        picked_E = (words_EM[:, column] % (top_E + 1).astype(np.uint64)).astype(np.int64)
+        taken_E = (places_EM[:, :column] == picked_E[:, None]).any(axis=1)
+        picked_E = np.where(taken_E, top_E, picked_E)
+        places_EM[:, column] = np.where(larger_E, picked_E, column)
+    return places_EM
 
 
 def _with_copies(part: Tensor, filled_NEM: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 Probes use public examples where there are some (test data), else random ones of the right shapes;
 never private data. They compare what will be released with what is promised: rows of a batch are
 compared bit for bit among other companions (`row_probes`), copies that saw other data must hold and
-compute the same (`memory_probes`), and `check_sums` asks the clipping engine itself whether the
-clipped sum of a batch is the sum of its examples' clipped gradients.
+compute the same (`memory_probes`), and the clipping engine itself is asked whether the clipped sum
+of a batch is the sum of its examples' clipped gradients (`sum_probes`).
 
 Legend: P probe examples, D coordinates.
 """
@@ -12,7 +12,7 @@ Legend: P probe examples, D coordinates.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -23,22 +23,18 @@ from dpcsgp.errors import ModelError
 from dpcsgp.modes import training_copy
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping.contract import check_losses
-from dpcsgp.privacy.clipping.engine import SMALLEST_CLIP, Loss, clipping_engine
+from dpcsgp.privacy.clipping.engine import Loss
 from dpcsgp.privacy.memory_probes import check_memory
 from dpcsgp.privacy.model_checks import label
 from dpcsgp.privacy.row_probes import RowDependence, RowProbe, nested, watch_outputs
+from dpcsgp.privacy.sum_probes import Pair, check_reference, check_sums, clipped_sums
 from dpcsgp.randomness import torch_seed
 
 __all__ = [
     "RowDependence",
-    "check_reference",
     "check_examples_independent",
     "check_gradients_reach",
-    "check_sums",
 ]
-
-Pair = tuple[Tensor, Tensor]
-Sums = Callable[[Pair, float], Tensor]
 
 _NUM_EXAMPLES: Final = 11  # an unlikely length for any other axis
 _REMEMBERED: Final = 4  # rows of the batches of which nothing may be kept
@@ -46,9 +42,6 @@ _REMEMBERED: Final = 4  # rows of the batches of which nothing may be kept
 _SIZES: Final = (1.0, 1.0, 30.0, -30.0, 30.0, -30.0, 1e-3, -1.0)
 _LADDER: Final = (17, 33, 65, 129, 257, 5, 3, 2)  # just above the likely thresholds
 _SUM_SIZES: Final = (17, 65, 257)
-_SUM_TOLERANCE: Final = 1e-3
-_FEWEST_KEPT: Final = 0.25  # of the clip norm, where ghost norms clip harder
-_NO_CLIPPING: Final = 2.0**60
 # Limits of what is not needed but telling: together a few seconds on one core.
 _MOST_WORK: Final = 3e10  # multiplications of the comparisons of rows
 _MOST_SUM_WORK: Final = 1e10  # and of the sums
@@ -230,7 +223,7 @@ def check_gradients_reach(
     found = _check_rows(module, loss, example, public, batch_sizes)
     # Last the engine itself, on clipped sums: single examples, then halves of larger batches.
     steady = _deterministic(module, inputs)
-    sums = _sums(steady, loss)
+    sums = clipped_sums(steady, loss)
     check_reference(steady, loss, sums, (inputs, targets))
     check_sums(sums, (inputs, targets))
     room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
@@ -239,36 +232,6 @@ def check_gradients_reach(
     for size in _affordable(sizes, room):
         check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
     return found
-
-
-def check_reference(module: nn.Module, loss: Loss, sums: Sums, batch: Pair) -> None:
-    """Refuse unless the fast gradient of a batch is torch's own, parameter by parameter.
-
-    `check_sums` then holds norms and clipping against it. A parameter that the fast way forgets
-    would never move but by noise, and after noise nobody could tell.
-    """
-    layout = ParameterLayout.of(module)
-    parameters = dict(module.named_parameters())
-    with torch.enable_grad():
-        total = loss(module(batch[0].clone()), batch[1]).double().sum()
-        slow = torch.autograd.grad(
-            total, [parameters[name] for name in layout.names], allow_unused=True
-        )
-    fast = layout.views(sums(batch, _NO_CLIPPING)[None])
-    size = sum(_norm(gradient) ** 2 for gradient in slow if gradient is not None) ** 0.5
-    differing: list[str] = []
-    for name, gradient in zip(layout.names, slow, strict=True):
-        expected = torch.zeros_like(fast[name][0]) if gradient is None else gradient
-        allowed = _SUM_TOLERANCE * (_norm(expected) + 1e-2 * size) + 1e-30
-        # Not finite in both: what such rows do is tried elsewhere.
-        if _norm(fast[name][0] - expected) > allowed:
-            differing.append(name)
-    if differing:
-        raise ModelError(
-            f"model parameters {', '.join(map(repr, differing))}: the fast gradient differs from "
-            "torch's own, so they would be trained wrongly; write the layer that holds them with "
-            "plain operations on its parameters, or freeze it with requires_grad_(False)"
-        )
 
 
 def _refuse_unreached(module: nn.Module, loss: Loss, batch: Pair) -> None:
@@ -318,78 +281,6 @@ def _resized(batch: Pair, size: float) -> Pair:
     """Return the rows with inputs of another size, whole numbers as they are."""
     inputs, targets = batch
     return (inputs * size if inputs.is_floating_point() else inputs), targets
-
-
-def _sums(module: nn.Module, loss: Loss) -> Sums:
-    """Return a function from a batch and a clip norm to the clipped sum of the engine."""
-    models_1D = ParameterLayout.of(module).flatten(module)[None]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is slow; the run says it once
-        engine = clipping_engine(module, loss)
-
-    def clipped_sum(batch: Pair, clip: float) -> Tensor:
-        inputs, targets = batch
-        present = torch.ones(1, len(inputs), dtype=torch.bool, device=inputs.device)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return engine.clipped_sum(
-                models_1D, inputs[None].clone(), targets[None], present, clip
-            )[0]
-
-    return clipped_sum
-
-
-def check_sums(sums: Sums, batch: Pair, together: int = 1) -> None:
-    """Refuse unless the clipped sum of a batch is the sum over its parts of `together` examples.
-
-    That is what bounds an example's influence, whatever layers, hooks, losses and batch sizes do.
-    """
-    clip, longest = 0.0, 0.0
-    whole_D = torch.zeros_like(sums(batch, _NO_CLIPPING), dtype=torch.float64)
-    short_D = whole_D.clone()
-    for start in range(0, len(batch[0]), together):
-        part = batch[0][start : start + together], batch[1][start : start + together]
-        gradient_D = sums(part, _NO_CLIPPING)
-        length = _norm(gradient_D)
-        shorter = max(length / together / 2, SMALLEST_CLIP) if length else 0.0
-        clip, longest = clip or shorter, max(longest, length)
-        whole_D += gradient_D
-        if clip:
-            clipped_D = sums(part, clip)
-            if together == 1:  # held against the gradient: that tests the clipping as well
-                _refuse_wrong_clipping(clipped_D, gradient_D, clip)
-            short_D += clipped_D
-    _refuse_difference(sums(batch, _NO_CLIPPING) - whole_D, longest * len(batch[0]))
-    if clip:
-        _refuse_difference(sums(batch, clip) - short_D, clip * len(batch[0]))
-
-
-def _refuse_wrong_clipping(clipped_D: Tensor, gradient_D: Tensor, clip: float) -> None:
-    """Refuse unless one example's clipped gradient is its gradient, shortened to the clip norm.
-
-    Where positions cancel, ghost norms clip a little harder (`ghost_norms`), never less.
-    """
-    length = _norm(gradient_D)
-    wanted, axis_D = min(length, clip), gradient_D.double() / max(length, 1e-30)
-    along = float(clipped_D.double() @ axis_D)
-    _refuse_difference(clipped_D - along * axis_D, clip)
-    if not _FEWEST_KEPT * wanted <= along + 1e-30 or along > wanted * (1 + _SUM_TOLERANCE):
-        _refuse_difference(clipped_D - wanted * axis_D, 0.0)
-
-
-def _norm(vector_D: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector_D, dtype=torch.float64))
-
-
-def _refuse_difference(difference_D: Tensor, size: float) -> None:
-    """Refuse if the whole is not the sum of its parts."""
-    if not _norm(difference_D) <= _SUM_TOLERANCE * size + 1e-30:
-        raise ModelError(
-            "loss or model: the gradient of a batch is not the sum of the gradients of its "
-            "examples. Something depends on the other examples or on how many there are (a mean "
-            "over the batch, a recurrent layer without batch_first=True), so no example has a "
-            "gradient of its own; divide by public constants and treat examples one by one"
-        )
 
 
 def _deterministic(module: nn.Module, inputs: Tensor) -> nn.Module:

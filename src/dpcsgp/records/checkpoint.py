@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -34,6 +34,24 @@ class Checkpoint:
     step: int
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A part of a run with tensors that a checkpoint keeps beside the state."""
+
+    @property
+    def checkpoint_names(self) -> tuple[str, ...]:
+        """Their names."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return those that are there."""
+        ...
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint; the traffic is restored already."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from dpcsgp.privacy.passes import MOST_PLACES
 from dpcsgp.randomness import PrivateRandomness, PublicRandomness
 from dpcsgp.records.checkpoint import CheckpointFolder
 from dpcsgp.records.metrics import Recorder
+from dpcsgp.runs.calibration import node_weights
 from dpcsgp.runs.data import RunData
-from dpcsgp.runs.design import RunDesign, node_weights
+from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.tasks import Augmentation, Task
 from dpcsgp.training import Run, Schedule, TrainingNetwork

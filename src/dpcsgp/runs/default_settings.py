@@ -33,7 +33,7 @@ from torch import nn
 from dpcsgp.algorithms import LinearDecay
 from dpcsgp.config import AlgorithmConfig, Config, change_config, per_node
 from dpcsgp.privacy import GaussianMechanism
-from dpcsgp.runs.design import build_mechanism, node_weights
+from dpcsgp.runs.calibration import build_mechanism, node_weights
 
 REACH_OF_CLASSES: Final = 1.3
 REACH_OF_VALUES: Final = 0.6

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from dpcsgp.config import Config, change_config
 from dpcsgp.errors import ConfigError
+from dpcsgp.runs.calibration import expected_batches
 from dpcsgp.runs.default_settings import batch_sizes, is_open
-from dpcsgp.runs.design import expected_batches
 
 
 def with_epochs(config: Config, epochs: float | None, num_examples: Sequence[int]) -> Config:

@@ -28,7 +28,8 @@ from dpcsgp.network.torch_distributed import (
 from dpcsgp.runs.design import build_topology
 from dpcsgp.runs.folder import new_folder, previous_processes
 from dpcsgp.runtime.logs import LOG_FILE
-from dpcsgp.runtime.process import refuse_lag, run_worker
+from dpcsgp.runtime.process import run_worker
+from dpcsgp.runtime.process_agreement import refuse_lag
 from dpcsgp.runtime.reporting import Reporter, Silent
 from dpcsgp.runtime.requests import BuiltinRequest
 from dpcsgp.runtime.session import write_page

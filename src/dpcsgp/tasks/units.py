@@ -53,9 +53,13 @@ class UnitRows:
         """Number of rows of all units together."""
         return len(self.order_J)
 
-    def rows(self, unit: int) -> np.ndarray:
-        """Return the numbers of the rows of one unit."""
-        return self.order_J[self.starts[unit] : self.starts[unit + 1]]
+    def sizes(self, units_E: np.ndarray) -> np.ndarray:
+        """Return how many rows each of these units has (E)."""
+        return self.starts[units_E + 1] - self.starts[units_E]
+
+    def at(self, units_E: np.ndarray, places_EM: np.ndarray) -> np.ndarray:
+        """Return the numbers (E, M) of the rows at these places of each of the units."""
+        return self.order_J[self.starts[units_E][:, None] + places_EM]
 
 
 def _plain_list(identifiers: Any, where: str) -> list[Any]:
@@ -123,11 +127,15 @@ class UnitTask:
         """Private: how many units each hosted node really holds."""
         return tuple(len(units) if units is not None else 0 for units in self.units)
 
-    def rows_of_unit(self, row: int, unit: int) -> np.ndarray:
-        """Return the numbers of all rows of one unit of a hosted node."""
+    def unit_sizes(self, row: int, units_E: np.ndarray) -> np.ndarray:
+        """Return how many rows each of these units of a hosted node has; without data, none."""
         units = self.units[row]
-        assert units is not None
-        return units.rows(unit)
+        return units.sizes(units_E) if units else np.zeros_like(units_E)
+
+    def unit_rows(self, row: int, units_E: np.ndarray, places_EM: np.ndarray) -> np.ndarray:
+        """Return the numbers of the rows at these places of each of the units."""
+        units = self.units[row]
+        return units.at(units_E, places_EM) if units else np.zeros_like(places_EM)
 
     def to(self, device: str) -> UnitTask:
         """Return the task with module and data on a device."""

@@ -23,8 +23,6 @@ example or rows of a unit, D coordinates.
 from __future__ import annotations
 
 import copy
-import math
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, final
 
@@ -35,17 +33,17 @@ from torch.func import functional_call
 from dpcsgp.errors import ModelError
 from dpcsgp.modes import frozen_statistics
 from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy.clipping.chunk_plans import MOST_ROWS, ChunkPlan, rows_that_fit
 from dpcsgp.privacy.clipping.contract import NORM, Chunk, Loss, Observer, Pass, check_losses
 from dpcsgp.privacy.clipping.ghost_norms import (
     GHOST_SLACK,
     GradSample,
     Workspace,
     clip_factors,
-    may_sum_positions,
     merge,
     pool,
 )
-from dpcsgp.privacy.clipping.layer_rules import grad_samples, has_rule, positions
+from dpcsgp.privacy.clipping.layer_rules import grad_samples, has_rule
 from dpcsgp.privacy.clipping.materialized import ExampleLoss, materialized_sums
 from dpcsgp.privacy.clipping.recording import (
     LayerCall,
@@ -65,36 +63,17 @@ from dpcsgp.privacy.clipping.shared_lookups import shared_lookups
 from dpcsgp.privacy.passes import SUM_SLACK, PassShape, pass_slack
 from dpcsgp.randomness import torch_seed
 
-# of a chunk, or half as many again where that saves one: more gain little speed and cost memory
-_MOST_ROWS: Final = 64
-_QUANTUM: Final = 8  # rows of a chunk are a multiple of it
-# with fewer rows rounding allows ghost sums, which clip a little harder than formed gradients
-_FEWEST_ROWS: Final = 32
 # rows of the chunks that are summed in float32 before double precision takes over
 _GROUPED_ROWS: Final = 256
 _MOST_GROUPED: Final = 64
 _POOLED: Final = ""  # the name of several parameters together: no parameter has it
-_KEPT_FLOATS: Final = 2**25  # per-example gradients that may be held at a time
-
-
-class _Plan(NamedTuple):
-    """Which parameters have ghost norms for inputs of one shape, and the rows of a chunk.
-
-    `shared` are the lookups that serve all rows at once.
-    """
-
-    ghost: frozenset[str]
-    explicit: tuple[str, ...]
-    rows: int
-    shared: Shared
-    usual_rows: int  # of a chunk, if memory did not ask for fewer
 
 
 class _Node(NamedTuple):
     """What all chunks of a node have in common."""
 
     parameters: dict[str, Tensor]
-    plan: _Plan
+    plan: ChunkPlan
     clip_norm: float
     observe: Observer | None
 
@@ -108,7 +87,7 @@ class LayerwiseEngine:
         module: nn.Module,
         loss: Loss,
         views: int = 1,
-        most_rows: int = _MOST_ROWS,
+        most_rows: int = MOST_ROWS,
         unit: bool = False,
         fit_rows: int | None = None,
     ) -> None:
@@ -124,7 +103,7 @@ class LayerwiseEngine:
         self._composites = trained_composites(module, self._owned)
         self._memory = Workspace()
         self._still = frozen_statistics(module)
-        self._plans: dict[tuple[torch.Size, torch.dtype, bool], _Plan] = {}
+        self._plans: dict[tuple[torch.Size, torch.dtype, bool], ChunkPlan] = {}
 
     def slower(self) -> LayerwiseEngine | None:
         """Return an engine that passes fewer rows at a time; None where it is one already."""
@@ -188,7 +167,7 @@ class LayerwiseEngine:
         if self._views > 1 and not self._unit:
             inputs = inputs[:, None].expand(-1, self._views, *inputs.shape[1:])
         plan = self._plan(self._parameters_of(parameters_ND, 0), inputs)
-        return 1, self._chunk_rows(plan, shape.places)
+        return 1, plan.rows_for(shape.places)
 
     def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
         """Find the ghost norms and the rows of a chunk for inputs (N, E, ...) of this shape.
@@ -209,7 +188,7 @@ class LayerwiseEngine:
         In double precision if there are more chunks than float32 may sum.
         """
         plan = self._plan(self._parameters_of(batch.parameters_ND, 0), batch.inputs[0])
-        size = self._chunk_rows(plan, batch.shape.places)
+        size = plan.rows_for(batch.shape.places)
         chunks = [slice(start, start + size) for start in range(0, batch.inputs.shape[1], size)]
         # Few enough rows are summed in float32, groups of them in double precision.
         group = min(_MOST_GROUPED, _GROUPED_ROWS // size)
@@ -373,7 +352,7 @@ class LayerwiseEngine:
 
         return example_loss
 
-    def _plan(self, parameters: dict[str, Tensor], inputs: Tensor) -> _Plan:
+    def _plan(self, parameters: dict[str, Tensor], inputs: Tensor) -> ChunkPlan:
         """Return which ghost norms are exact and the rows of a chunk, found on public zeros."""
         key = (inputs.shape[1:], inputs.dtype, self.module.training)
         if key not in self._plans:
@@ -390,38 +369,11 @@ class LayerwiseEngine:
                 outputs, calls = forward(length, shared)
                 exact -= wrongly_covered(self._owned, parameters, outputs, calls, length)
             explicit = [name for name in self._layout.names if name not in exact]
-            usual = self._rows(calls)
+            usual = rows_that_fit(calls, self._owned, self._views, self._most_rows)
             rows = min(usual, self._fit_rows)
-            self._plans[key] = _Plan(frozenset(exact), tuple(explicit), rows, shared, usual)
+            self._plans[key] = ChunkPlan(frozenset(exact), tuple(explicit), rows, shared, usual)
             warn_of_explicit_gradients(self.module, explicit)
         return self._plans[key]
-
-    @staticmethod
-    def _chunk_rows(plan: _Plan, places: int) -> int:
-        """Return the rows of a chunk for a pass of so many places: few blanks, few chunks."""
-        if plan.rows == _MOST_ROWS:
-            count = max(1, (places + plan.rows // 2 - 1) // plan.rows)  # rounded to nearest
-            return max(_FEWEST_ROWS, math.ceil(places / count / _QUANTUM) * _QUANTUM)
-        return min(plan.rows, places)
-
-    def _rows(self, calls: list[LayerCall]) -> int:
-        """Return the most rows of a chunk whose per-example gradients, if formed, fit in memory."""
-        lengths: Counter[str] = Counter()
-        sizes: dict[str, int] = {}
-        for call in calls:
-            for attribute, name in call.parameters(self._owned).items():
-                lengths[name] += self._views * positions(call.layer, call.output_shape)
-                sizes[name] = getattr(call.layer, attribute).numel()
-        rows = self._most_rows
-        while rows > 1:
-            # Fewer rows also allow ghost sums over more positions, so that less must be formed.
-            formed = sum(
-                sizes[name] for name in sizes if not may_sum_positions(rows, lengths[name])
-            )
-            if rows * formed <= _KEPT_FLOATS:
-                return rows
-            rows //= 2
-        return rows
 
 
 def _of_filled_rows(call: LayerCall, filled_EM: Tensor | None) -> LayerCall:
