@@ -200,3 +200,33 @@ def test_no_identifier_leaves_the_process(tmp_path: Path) -> None:
     for path in (tmp_path / "run").rglob("*"):
         assert path.is_dir() or b"secret-" not in path.read_bytes(), path
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["num_nodes"] == 2
+
+
+class _Damaged(Rows):
+    """Rows of which the fourth cannot be read, or does not say whose it is."""
+
+    raises = True
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = super().__getitem__(index)
+        if index == 3 and self.raises:
+            raise OSError("what the row holds")
+        if index == 3:
+            del row["who"]
+        return row
+
+
+@pytest.mark.parametrize(("raises", "words"), [(True, "cannot be read"), (False, "no field 'who'")])
+def test_a_row_that_does_not_say_whose_it_is_is_refused_at_its_owner(
+    raises: bool, words: str
+) -> None:
+    rows = _Damaged(*table(5, 0))
+    rows.raises = raises
+    with pytest.raises(RefusedDataError, match=f"node 0, example 3: .*{words}") as caught:
+        separate_units("who", [rows], None, 2)
+    assert "row" not in caught.value.told  # the others hear of it, but not why
+
+
+def test_a_node_without_rows_needs_no_column() -> None:
+    (data,), _, units = separate_units("who", [[]], None, 2)
+    assert data == [] and units is not None and len(units.by_node[0]) == 0

@@ -8,7 +8,10 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
 from itertools import product
+from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -315,3 +318,31 @@ def test_identifiers_of_any_kind_bring_rows_together() -> None:
             UnitRows.of(missing, "node 0")
     with pytest.raises(RefusedDataError, match="one identifier per row"):
         UnitRows.of(np.zeros((2, 2)), "node 0")
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([123, "123"], "example 1: its identifier is text, that of example 0 is a number"),
+        (["7", 7.0, "7"], "example 1: its identifier is a number"),
+        ([b"a", "a"], "two persons"),
+        ([(1, "a"), ("1", "a")], "two persons"),
+        ([Decimal("NaN"), Decimal("NaN")], "example 0: its identifier is missing"),
+        ([(1, float("nan")), (1, float("nan"))], "example 0: its identifier is missing"),
+        (["a", " "], "example 1: its identifier is missing"),
+        ([object(), object()], "identifier is a object; expected a number or text"),
+        ([complex("nan")], "expected a number or text"),
+        ([torch.tensor([1, 2])], "identifier is a Tensor; expected a number or text"),
+        ([np.array([1, 2])], "identifier is a ndarray; expected a number or text"),
+        ({"a": 1, "b": 2}, "expected one identifier per row"),
+    ],
+)
+def test_one_person_cannot_pass_for_two(ids: Any, words: str) -> None:
+    with pytest.raises(RefusedDataError, match=words):
+        UnitRows.of(ids, "node 0")
+
+
+def test_equal_identifiers_of_one_kind_are_one_person() -> None:
+    pairs = ([1, 1.0, True], [np.int8(1), torch.tensor(1)], [np.array([1]), 1], [("a", 1)] * 2)
+    for ids in (*pairs, [UUID(int=5), UUID(int=5)], np.array(["2026-01-01"] * 2, "datetime64[D]")):
+        assert len(UnitRows.of(ids, "node 0")) == 1

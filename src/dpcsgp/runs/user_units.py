@@ -83,8 +83,10 @@ def _without(data: Any, column: str, where: str, needed: bool = True) -> tuple[A
     elif isinstance(data, tuple) and len(data) == 2:
         found = _taken_out(data[0], column)
         found = None if found is None else ((found[0], data[1]), found[1])
-    elif hasattr(data, "__getitem__") and len(data) and _in_row(data[0], column):
-        found = WithoutColumn(data, column), [_value(data[i], column) for i in range(len(data))]
+    elif hasattr(data, "__getitem__") and not len(data):
+        found = data, []
+    elif hasattr(data, "__getitem__") and _in_row(_row(data, 0, where), column):
+        found = WithoutColumn(data, column), _column_of_rows(data, column, where)
     else:
         found = None
     if found is not None:
@@ -117,8 +119,27 @@ def _fields(row: Any) -> Any:
     return row[0] if isinstance(row, tuple | list) and len(row) == 2 else row
 
 
-def _value(row: Any, name: str) -> Any:
-    return _fields(row)[name]
+def _row(data: Any, index: int, where: str) -> Any:
+    try:
+        return data[index]
+    except Exception as error:
+        raise RefusedDataError(
+            f"{where}, example {index}", f": cannot be read ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _column_of_rows(data: Any, name: str, where: str) -> list[Any]:
+    """Return a field of every row."""
+    found: list[Any] = []
+    for index in range(len(data)):
+        row = _row(data, index, where)
+        if not _in_row(row, name):
+            raise RefusedDataError(
+                f"{where}, example {index}",
+                f": has no field {name!r}, which says whose it is; give every row one",
+            )
+        found.append(_fields(row)[name])
+    return found
 
 
 class WithoutColumn(Dataset[Any]):

@@ -5,9 +5,13 @@ Legend: N hosted nodes, E places for examples, J rows of a node, K models, D coo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, final
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final, final
+from uuid import UUID
 
 import numpy as np
 from torch import Tensor, nn
@@ -17,6 +21,17 @@ from dpcsgp.records.metrics import Direction
 from dpcsgp.tasks.base import LossPerExample
 from dpcsgp.tasks.lazy_task import LazySupervised
 from dpcsgp.tasks.supervised import Supervised
+
+# what an identifier may be: two of one kind that mean the same are equal
+_KINDS: Final[dict[str, type | tuple[type, ...]]] = {
+    "a number": (int, float),
+    "text": str,
+    "bytes": bytes,
+    "a time": datetime,
+    "a date": date,  # after times, which are dates too
+    "a decimal": Decimal,
+    "a UUID": UUID,
+}
 
 
 @final
@@ -32,13 +47,16 @@ class UnitRows:
         """Bring rows with equal identifiers together; `where` names the data in errors.
 
         Raises:
-            RefusedDataError: for identifiers that are missing, or not one per row.
+            RefusedDataError: for identifiers that are missing, of different kinds, or not one per
+                row.
         """
-        numbers: dict[Hashable, int] = {}
-        found = [
-            numbers.setdefault(_identifier(value, f"{where}, example {row}"), len(numbers))
+        plain = [
+            _identifier(value, f"{where}, example {row}")
             for row, value in enumerate(_plain_list(identifiers, where))
         ]
+        _refuse_different_kinds(plain, where)
+        numbers: dict[Hashable, int] = {}
+        found = [numbers.setdefault(value, len(numbers)) for value in plain]
         unit_J = np.array(found, dtype=np.int64)
         counts = np.bincount(unit_J, minlength=len(numbers))
         order_J = np.argsort(unit_J, kind="stable")
@@ -64,7 +82,9 @@ class UnitRows:
 
 def _plain_list(identifiers: Any, where: str) -> list[Any]:
     """Return identifiers of any kind of column as plain Python values."""
-    if isinstance(identifiers, str | bytes) or not isinstance(identifiers, Iterable):
+    if isinstance(identifiers, str | bytes | Mapping | Set) or not isinstance(
+        identifiers, Iterable
+    ):
         raise RefusedDataError(
             where, f": unit is a {type(identifiers).__name__}; expected one identifier per row"
         )
@@ -80,19 +100,52 @@ def _plain_list(identifiers: Any, where: str) -> list[Any]:
 
 def _identifier(value: Any, where: str) -> Hashable:
     """Return an identifier; a missing one equals no other, and would hide whose row it is."""
-    if isinstance(value, np.generic) or hasattr(value, "item"):
+    if isinstance(value, np.generic | np.ndarray | Tensor) and math.prod(value.shape) == 1:
         value = value.item()
-    missing = value is None or type(value).__name__ in ("NAType", "NaTType")
-    if missing or (isinstance(value, float) and value != value) or value == "":
+    if _is_missing(value):
         raise RefusedDataError(
             where, ": its identifier is missing; give every row one, or leave the row out"
         )
-    if not isinstance(value, Hashable):
+    if _kind(value) is None:  # others may equal only themselves
         raise RefusedDataError(
             where,
             f": its identifier is a {type(value).__name__}; expected a number or text",
         )
+    assert isinstance(value, Hashable)
     return value
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_is_missing, value))
+    if isinstance(value, float | Decimal):
+        return value != value
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _kind(value: Any) -> str | None:
+    """Return the kind of an identifier, or of all parts of a tuple; None: it cannot be one."""
+    if isinstance(value, tuple):
+        kinds = [_kind(part) for part in value]
+        return None if None in kinds else f"({', '.join(map(str, kinds))})"
+    return next((name for name, types in _KINDS.items() if isinstance(value, types)), None)
+
+
+def _refuse_different_kinds(identifiers: Sequence[Hashable], where: str) -> None:
+    """Refuse 7 beside "7": whoever is called both would count as two persons, and pay for one.
+
+    Tables that were read piece by piece hold such columns.
+    """
+    kinds = [_kind(value) for value in identifiers]
+    for row, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise RefusedDataError(
+                f"{where}, example {row}",
+                f": its identifier is {kind}, that of example 0 is {kinds[0]}; equal ones would "
+                "count as two persons: give all rows one kind, such as text",
+            )
 
 
 @final
