@@ -202,3 +202,16 @@ def test_all_versions_have_one_results_folder(tmp_path: Path) -> None:
     write(tmp_path, two, name="again.toml")
     with pytest.raises(ConfigError, match=r"without its ledger nobody knows .* --rejoin a"):
         prepare_party(replace(request_of(tmp_path, "a", "v2.toml"), party=party(tmp_path, "a")))
+
+
+def test_a_later_version_with_lag_is_refused_when_it_is_made(tmp_path: Path) -> None:
+    """Not only when it is run: all would have approved a roster that nobody can run."""
+    lag = '\n[network]\nmax_lag = 2\nlate_gradients = "skip"\n'
+    one = first_version(tmp_path, "abc", plan=PLAN + lag)
+    remedy = ("network.max_lag=0", "network.late_gradients=wait")
+    with pytest.raises(ConfigError, match=" --set ".join(("amended with", *remedy))):
+        amend(one, Amendment(4))
+    two = amend(one, Amendment(4, settings=remedy)).roster
+    assert not two.config.network.max_lag
+    with pytest.raises(ConfigError, match=r"network\.max_lag = 1 in version 3"):
+        amend(two, Amendment(6, settings=("network.max_lag=1",)))

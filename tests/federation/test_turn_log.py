@@ -69,7 +69,7 @@ def test_a_disk_that_takes_half_a_turn_is_an_error_and_nothing_is_lost(tmp_path:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
-        with pytest.raises(JournalError, match="cannot be written .* Nothing was sent"):
+        with pytest.raises(JournalError, match=r"cannot be written .* Nothing was sent"):
             log.record(3, TURNS[2])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

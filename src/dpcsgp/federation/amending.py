@@ -85,6 +85,7 @@ def amend(old: Roster, wanted: Amendment, model: nn.Module | None = None) -> Agr
     _check_round(old, wanted.at_round)
     config = _settings(old, cards, wanted.settings)
     check_settings(config)
+    refuse_lag(config, old.version + 1)
     edges = _edges(old, cards, config)
     if config.graph.name == "edges":
         config = change_config(config, {"graph.edges_file": LISTED})
@@ -95,6 +96,21 @@ def amend(old: Roster, wanted: Amendment, model: nn.Module | None = None) -> Agr
     )  # fmt: skip
     check_succession(before, new)
     return examine(new, model)
+
+
+def refuse_lag(config: Config, version: int) -> None:
+    """Refuse a later version with lag.
+
+    Raises:
+        ConfigError: says which setting to change.
+    """
+    if version > 1 and config.network.max_lag:
+        late = config.network.late_gradients != "wait"
+        raise ConfigError(
+            f"network.max_lag = {config.network.max_lag} in version {version} of a roster: parties "
+            "with lag are at different rounds when a version begins; have the roster amended with "
+            "--set network.max_lag=0" + (" --set network.late_gradients=wait" if late else "")
+        )
 
 
 def _is_cut(old: Roster, wanted: Amendment) -> bool:

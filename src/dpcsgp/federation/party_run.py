@@ -14,6 +14,7 @@ from typing import Final
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.agreement import examine
+from dpcsgp.federation.amending import refuse_lag
 from dpcsgp.federation.archive import Ended
 from dpcsgp.federation.consent import require_consent
 from dpcsgp.federation.lagged_network import LaggedPartyNetwork
@@ -194,7 +195,7 @@ def open_network(
         config.algorithm.steps,
         request.patience_seconds,
     )
-    if config.network.max_lag:  # its rosters have no versions: see `refuse_unsupported`
+    if config.network.max_lag:  # in a first version only: see `refuse_lag`
         return LaggedPartyNetwork(*words, max_lag=config.network.max_lag, notices=board)
     until = request.until
     return PartyNetwork(
@@ -232,12 +233,7 @@ def refuse_unsupported(roster: Roster) -> None:
             'algorithm.block_order = "random": parties need to know the size of every message '
             'beforehand; have a roster made with algorithm.block_order = "round-robin"'
         )
-    if roster.history and roster.config.network.max_lag:
-        raise ConfigError(
-            f"network.max_lag = {roster.config.network.max_lag} in version {roster.version} of a "
-            "roster: parties with lag are at different rounds when a version begins; have the "
-            "roster amended with --set network.max_lag=0"
-        )
+    refuse_lag(roster.config, roster.version)
 
 
 def _stopper(say: Callable[[str], None], network: PartyNetwork) -> Callable[[str], None]:
