@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from dpcsgp.federation.amending import Amendment, amend, check_succession
 from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.differences import differences
 from dpcsgp.federation.history import Chapter, spent_by
-from dpcsgp.federation.party_run import prepare_party, results_folder
+from dpcsgp.federation.party_run import open_network, prepare_party, results_folder
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import home_of
+from dpcsgp.federation.succession import refuse_later_frames
 from dpcsgp.privacy import composed_epsilon
 
 
@@ -215,3 +217,23 @@ def test_a_later_version_with_lag_is_refused_when_it_is_made(tmp_path: Path) -> 
     assert not two.config.network.max_lag
     with pytest.raises(ConfigError, match=r"network\.max_lag = 1 in version 3"):
         amend(two, Amendment(6, settings=("network.max_lag=1",)))
+
+
+@pytest.mark.parametrize(("name", "edges"), [("a", 1), ("c", 2)])
+def test_a_round_that_a_restored_party_may_have_passed_is_refused(
+    tmp_path: Path, name: str, edges: int
+) -> None:
+    """b may have sent frames that only somebody who is gone holds: they are paid for, too."""
+    one = first_version(tmp_path, "abc")  # a -> b -> c -> a
+    two = next_version(tmp_path, one, Amendment(5, rejoin=("b",)))
+    prepared = prepare_party(request_of(tmp_path, name, "v1.toml"))
+    request = replace(prepared.request, until=two, cut=True)
+    prepared = replace(prepared, request=request)
+    with closing(open_network(prepared, results_folder(request).path)) as network:
+        for round_ in range(5 - edges):
+            network._journal.release(round_, bytes(prepared.rounds.size_of_frame(round_)))
+        refuse_later_frames(network, prepared.rounds)
+        frame = bytes(prepared.rounds.size_of_frame(5 - edges))
+        network._journal.release(5 - edges, frame)
+        with pytest.raises(ConfigError, match=r"b may have sent .* 6 rounds .* --at-round 6 or"):
+            refuse_later_frames(network, prepared.rounds)
