@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from amended import PLAN, first_version, new_party, next_version, party, request_of, run, write
 
+from dpcsgp.config import change_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.agreement import examine
 from dpcsgp.federation.amending import Amendment, amend, check_succession
@@ -204,6 +205,21 @@ def test_all_versions_have_one_results_folder(tmp_path: Path) -> None:
     write(tmp_path, two, name="again.toml")
     with pytest.raises(ConfigError, match=r"without its ledger nobody knows .* --rejoin a"):
         prepare_party(replace(request_of(tmp_path, "a", "v2.toml"), party=party(tmp_path, "a")))
+
+
+@pytest.mark.parametrize("later", ["2", "all"])
+def test_a_promise_against_more_colluders_is_not_made_afterwards(
+    tmp_path: Path, later: str
+) -> None:
+    """What the first version released does not keep it."""
+    plan = PLAN.replace("[privacy]", "[privacy]\nmax_colluders = 1")
+    one = first_version(tmp_path, "abcd", plan=plan)
+    with pytest.raises(ConfigError, match=r"privacy\.max_colluders is the same in all versions"):
+        amend(one, Amendment(4, settings=(f"privacy.max_colluders={later}",)))
+    two = amend(one, Amendment(4)).roster
+    other = change_config(two.config, {"privacy.max_colluders": 2 if later == "2" else "all"})
+    with pytest.raises(ConfigError, match=r"privacy\.max_colluders"):
+        check_succession(examine(one), replace(two, config=other))
 
 
 def test_a_later_version_with_lag_is_refused_when_it_is_made(tmp_path: Path) -> None:
