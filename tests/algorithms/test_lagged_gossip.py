@@ -180,3 +180,37 @@ def test_a_turn_without_a_gradient_moves_nothing_and_is_counted() -> None:
     moved = method.descend_some(state, torch.ones(3, DIM), [True, False, True])
     assert torch.equal(moved.x_ND[1], state.x_ND[1]) and bool((moved.x_ND[0] != 0).all())
     assert moved.given_N1.flatten().tolist() == [1.0, 0.0, 1.0] and moved.step == 1
+
+
+class Recorded(AnyOrder):
+    """Plays what another network let be taken before each frame, as a party does after a crash."""
+
+    def __init__(self, topology: Topology, taken: Sequence[list[int]]) -> None:
+        super().__init__(topology, 0, 0)
+        self.taken = taken
+
+    def credits(self, round_: int, in_step: Sequence[bool]) -> list[int]:
+        return self.taken[round_]
+
+
+def test_frames_depend_on_what_was_taken_and_not_on_how_it_came() -> None:
+    """A turn in step hears twice before one frame; a party that starts again hears all at once."""
+    topology, taken, in_step = directed_exponential(6), [], 0
+
+    class Noted(AnyOrder):
+        def credits(self, round_: int, in_step_: Sequence[bool]) -> list[int]:
+            nonlocal in_step
+            in_step += any(in_step_)
+            return super().credits(round_, in_step_)
+
+        def send(self, frames_NB: Tensor) -> None:
+            taken.append(list(self.had))
+            super().send(frames_NB)
+
+    method, network = lagged(topology, 5, rate=0.5), Noted(topology, 5, seed=1)
+    train(method, network, 60)
+    again = Recorded(topology, taken)
+    train(method, again, 60)
+    assert in_step > 5
+    for round_, (one, two) in enumerate(zip(network.kept, again.kept, strict=True)):
+        assert torch.equal(one, two), round_

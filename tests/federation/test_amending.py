@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +13,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from amended import PLAN, first_version, new_party, next_version, party, request_of, run, write
 
+from dpcsgp.config import change_config
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.agreement import examine
 from dpcsgp.federation.amending import Amendment, amend, check_succession
 from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.differences import differences
 from dpcsgp.federation.history import Chapter, spent_by
-from dpcsgp.federation.party_run import prepare_party, results_folder
+from dpcsgp.federation.party_run import open_network, prepare_party, results_folder
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import home_of
+from dpcsgp.federation.succession import refuse_later_frames
 from dpcsgp.privacy import composed_epsilon
 
 
@@ -214,3 +217,51 @@ def test_all_versions_have_one_results_folder(tmp_path: Path) -> None:
     write(tmp_path, two, name="again.toml")
     with pytest.raises(ConfigError, match=r"without its ledger nobody knows .* --rejoin a"):
         prepare_party(replace(request_of(tmp_path, "a", "v2.toml"), party=party(tmp_path, "a")))
+
+
+@pytest.mark.parametrize("later", ["2", "all"])
+def test_a_promise_against_more_colluders_is_not_made_afterwards(
+    tmp_path: Path, later: str
+) -> None:
+    """What the first version released does not keep it."""
+    plan = PLAN.replace("[privacy]", "[privacy]\nmax_colluders = 1")
+    one = first_version(tmp_path, "abcd", plan=plan)
+    with pytest.raises(ConfigError, match=r"privacy\.max_colluders is the same in all versions"):
+        amend(one, Amendment(4, settings=(f"privacy.max_colluders={later}",)))
+    two = amend(one, Amendment(4)).roster
+    other = change_config(two.config, {"privacy.max_colluders": 2 if later == "2" else "all"})
+    with pytest.raises(ConfigError, match=r"privacy\.max_colluders"):
+        check_succession(examine(one), replace(two, config=other))
+
+
+def test_a_later_version_with_lag_is_refused_when_it_is_made(tmp_path: Path) -> None:
+    """Not only when it is run: all would have approved a roster that nobody can run."""
+    lag = '\n[network]\nmax_lag = 2\nlate_gradients = "skip"\n'
+    one = first_version(tmp_path, "abc", plan=PLAN + lag)
+    remedy = ("network.max_lag=0", "network.late_gradients=wait")
+    with pytest.raises(ConfigError, match=" --set ".join(("amend it with", *remedy))):
+        amend(one, Amendment(4))
+    two = amend(one, Amendment(4, settings=remedy)).roster
+    assert not two.config.network.max_lag
+    with pytest.raises(ConfigError, match=r"network\.max_lag = 1 in version 3"):
+        amend(two, Amendment(6, settings=("network.max_lag=1",)))
+
+
+@pytest.mark.parametrize(("name", "edges"), [("a", 1), ("c", 2)])
+def test_a_round_that_a_restored_party_may_have_passed_is_refused(
+    tmp_path: Path, name: str, edges: int
+) -> None:
+    """b may have sent frames that only somebody who is gone holds: they are paid for, too."""
+    one = first_version(tmp_path, "abc")  # a -> b -> c -> a
+    two = next_version(tmp_path, one, Amendment(5, rejoin=("b",)))
+    prepared = prepare_party(request_of(tmp_path, name, "v1.toml"))
+    request = replace(prepared.request, until=two, cut=True)
+    prepared = replace(prepared, request=request)
+    with closing(open_network(prepared, results_folder(request).path)) as network:
+        for round_ in range(5 - edges):
+            network._journal.release(round_, bytes(prepared.rounds.size_of_frame(round_)))
+        refuse_later_frames(network, prepared.rounds)
+        frame = bytes(prepared.rounds.size_of_frame(5 - edges))
+        network._journal.release(5 - edges, frame)
+        with pytest.raises(ConfigError, match=r"b may have sent .* 6 rounds .* --at-round 6 or"):
+            refuse_later_frames(network, prepared.rounds)

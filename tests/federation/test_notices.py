@@ -391,15 +391,14 @@ def test_a_budget_that_ends_early_is_the_partys_own_business(four: list[Member])
 
 def knows_before(topology: Topology, node: int, first_step: int, every: int, lag: int) -> list[int]:
     """Let a notice travel as slowly as the rules allow; return each node's first step with it."""
-    known = [10**9] * topology.num_nodes
-    known[node] = first_step
+    sends = [10**9] * topology.num_nodes  # the first round whose message goes after the notice
+    sends[node] = first_step // every
     for _ in range(topology.num_nodes):
         for other in range(topology.num_nodes):
             for sender in topology.senders_to(other):
-                # The first round whose message is made with the notice, and when it is needed.
-                round_ = known[sender] // every
-                known[other] = min(known[other], (round_ + 1 + lag) * every)
-    return known
+                sends[other] = min(sends[other], sends[sender] + 1 + lag)
+    # In step all is heard at the end of a round; with lag before the own message, after its step.
+    return [(round_ + (lag > 0)) * every for round_ in sends]
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])

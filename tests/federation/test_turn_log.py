@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,19 @@ def test_damage_before_the_end_is_refused(tmp_path: Path) -> None:
     path.write_bytes(body)
     with pytest.raises(JournalError, match="damaged"):
         TurnLog(path, 3)  # of another graph
+
+
+def test_a_disk_that_takes_half_a_turn_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "turns"
+    log, limits = written(path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
+        with pytest.raises(JournalError, match=r"cannot be written .* Nothing was sent"):
+            log.record(3, TURNS[2])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    log.record(3, TURNS[1])
+    log.close()
+    assert [TurnLog(path, 2).find(round_) for round_ in range(5)] == [*TURNS, TURNS[1], None]

@@ -181,14 +181,16 @@ class LaggedDPCSGP(GossipSGD[LaggedState]):
 
     def gossip(self, state: LaggedState, network: Network, random: PublicRandomness) -> LaggedState:
         """Return the state after one round: take what has come, then the own turn."""
-        state = self._take(state, network, random, [self.max_lag == 0] * len(state.x_ND))
+        taken = self._take(state, network, random, [self.max_lag == 0] * len(state.x_ND))
         low = [
             float(y) * (1.0 - leaves) < floor
-            for y, leaves, floor in zip(state.y_N1, self.leaves, self.floors, strict=True)
+            for y, leaves, floor in zip(taken.y_N1, self.leaves, self.floors, strict=True)
         ]
         if any(low):
-            state = self._take(state, network, random, low)
-        return self._own_turn(state, network, random)
+            # From the state before: sums in two parts would round otherwise than those of a start
+            # after a crash, which takes all at once, and the frame would be another.
+            taken = self._take(state, network, random, low)
+        return self._own_turn(taken, network, random)
 
     def settle(self, state: LaggedState, network: Network, random: PublicRandomness) -> LaggedState:
         """Return the state when nothing is under way to the hosted nodes any more."""

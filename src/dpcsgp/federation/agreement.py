@@ -120,10 +120,11 @@ def refuse_unsupported(roster: Roster) -> None:
             'beforehand; have a roster made with algorithm.block_order = "round-robin"'
         )
     if roster.history and roster.config.network.max_lag:
+        late = roster.config.network.late_gradients != "wait"
         raise ConfigError(
             f"network.max_lag = {roster.config.network.max_lag} in version {roster.version} of a "
             "roster: parties with lag are at different rounds when a version begins; amend it "
-            "with --set network.max_lag=0"
+            "with --set network.max_lag=0" + (" --set network.late_gradients=wait" if late else "")
         )
 
 

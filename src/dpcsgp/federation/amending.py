@@ -39,6 +39,8 @@ FIXED: Final = (
     "algorithm.gossip_every",
     "algorithm.num_blocks",
     "privacy.sampling",
+    # A promise against more colluders would not hold for what was released before.
+    "privacy.max_colluders",
 )
 
 

@@ -93,6 +93,11 @@ class Journal:
         safe = self._outbox.safe
         return safe if self._end is None else min(safe, self._end)
 
+    @property
+    def written(self) -> int:
+        """Number of own rounds that may ever have been sent, those after the end included."""
+        return self._outbox.next
+
     def release(self, round_: int, frame: bytes) -> None:
         """Bring the own frame of a round to the disk; a frame that is there must be the same.
 

@@ -140,8 +140,9 @@ def known_everywhere_from(
     """Return the first step that nobody makes before it has heard a notice of this node.
 
     The notice goes before the first message that is made after it, in round first_step //
-    gossip_every. A party d edges away then has it before the step that follows d rounds later; with
-    a lag every edge may take so many rounds more.
+    gossip_every. A party d edges away then has it before the step that follows d rounds later. With
+    a lag every edge may take so many rounds more, and the last step one: it comes before its round
+    waits for what is late.
 
     Args:
         topology: the graph.
@@ -151,7 +152,8 @@ def known_everywhere_from(
         max_lag: by how many rounds senders may be behind.
     """
     farthest = max(distances(topology, other)[node] for other in range(topology.num_nodes))
-    return (first_step // gossip_every + farthest * (1 + max_lag)) * gossip_every
+    rounds = farthest * (1 + max_lag) + (max_lag > 0)
+    return (first_step // gossip_every + rounds) * gossip_every
 
 
 def _whole(value: Any, least: int, most: int) -> int:

@@ -245,6 +245,11 @@ class PartyNetwork(Mixer):
         return self._waited + (time.monotonic() - since if since else 0.0)
 
     @property
+    def written(self) -> int:
+        """Number of own frames that may ever have been sent."""
+        return self._journal.written
+
+    @property
     def waiting_share(self) -> float:
         """Share of this start's time that was spent waiting for others."""
         return min(self.seconds_waited() / max(time.monotonic() - self._opened, 1e-3), 1.0)

@@ -17,6 +17,7 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.federation.agreement import examine
 from dpcsgp.federation.amending import check_succession
 from dpcsgp.federation.archive import Archive, Ended
+from dpcsgp.federation.contributions import distances
 from dpcsgp.federation.history import spent_by
 from dpcsgp.federation.notice_board import NoticeBoard
 from dpcsgp.federation.party_folder import PartyFolder
@@ -145,6 +146,30 @@ def refuse_later_frames(network: PartyNetwork, rounds: Rounds) -> None:
                 f"{name} has sent the frames of {received} rounds, and version "
                 f"{rounds.until.version} begins after round {rounds.end}; have it amended with "
                 f"--at-round {received} or later"
+            )
+    _refuse_forgotten_frames(network, rounds)
+
+
+def _refuse_forgotten_frames(network: PartyNetwork, rounds: Rounds) -> None:
+    """Refuse to cut a version off before a round that a restored party may have sent and lost.
+
+    Only parties that are gone may hold those frames. But nobody is further ahead of a party than
+    that one's frames take to reach it: one round for every edge, and the lag.
+    """
+    old, until = rounds.roster, rounds.until
+    assert until is not None
+    own = old.parties[network.nodes[0]].name
+    restored = until.history[-1].restored
+    if own in restored or own not in [card.name for card in until.parties]:
+        return
+    for name in restored:
+        edges = distances(old.topology, old.node_of(name))[network.nodes[0]]
+        most = rounds.made(network.written + edges * (1 + network.max_lag))
+        if most > rounds.end:
+            raise ConfigError(
+                f"{name} may have sent the frames of {most} rounds before it lost them, and "
+                f"version {until.version} begins after round {rounds.end}; have it amended with "
+                f"--at-round {most} or later"
             )
 
 

@@ -95,7 +95,9 @@ class TurnLog:
             )
         line = _line(round_, turn)
         try:
-            os.pwrite(self._file, line, self._end)
+            written = 0
+            while written < len(line):  # a disk that fills up takes less than it is given
+                written += os.pwrite(self._file, line[written:], self._end + written)
             os.fsync(self._file)
         except OSError as error:
             raise JournalError(
