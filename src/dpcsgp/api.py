@@ -31,7 +31,7 @@ from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
 from dpcsgp.runs.default_settings import CHOSEN, open_settings, with_defaults
-from dpcsgp.runs.design import design_run
+from dpcsgp.runs.design import RunDesign, design_run
 from dpcsgp.runs.epochs import with_epochs
 from dpcsgp.runs.facts import declared_facts, write_own_facts
 from dpcsgp.runs.folder import (
@@ -160,38 +160,24 @@ def train(
     loss_function, wanted = loss_and_metrics(loss, metrics, whole.task.class_weights)
     try:
         nodes, test_data, units = separate_units(unit, nodes, test_data, cap)
+        hosted = _hosted(len(nodes), environment)
         data = UserData.collect(
-            nodes,
-            _hosted(len(nodes), environment),
-            test_data,
-            loss_function,
-            wanted,
-            num_examples,
-            whole.run.test_examples,
-            classes,
-            collate,
-            units,
-        )
+            nodes, hosted, test_data, loss_function, wanted, num_examples,
+            whole.run.test_examples, classes, collate, units,
+        )  # fmt: skip
         data = data.with_fact(CHOSEN, ", ".join(open_settings(whole)))
         whole = with_epochs(whole, epochs, data.facts.num_examples)
         whole = with_defaults(
             whole, module, data.facts.num_examples, classes=loss == "cross_entropy", started=started
         )
-        data.connect(module)
-        data = data.with_accuracy(module)
-        with script_words():
-            design = design_run(whole, data.facts, allow_divergence or resume, module)
-        data.check(module, design.mechanism.expected_batch_sizes)
+        design, data = _designed(whole, module, data, allow_divergence or resume)
     except RefusedDataError as error:
         _tell_of_refusal(error, whole, out, environment)
         raise
     folder = _folder(whole, out, started, environment)
     warn_about_dominating_noise(design)
-    # Runs without secret noise promise nothing that could add up.
-    private = whole.privacy.noise != "none" and whole.privacy.seed is None
-    digests = digests_of(data.parts) if private else {}
+    digests = _digests(whole, data)
     warn_about_repeats(digests, folder)
-    request = PreparedRequest(design, data, folder, resume)
 
     def start(folder: Path) -> Callable[[dict[str, Any]], None]:
         write_classes(folder, data.classes)
@@ -199,19 +185,28 @@ def train(
         remember(digests, folder)
         return watch
 
-    hooks = Hooks(
-        reporter=PlainText() if verbose else Silent(),
-        should_stop=stop,
-        on_start=start,
-        write_page=verbose,
-    )
-    outcome = _run(request, environment, hooks)
-    if outcome.progress.ending is Ending.DIVERGED:
-        raise DivergenceError(
-            f"{outcome.progress.stopped_because}; lower algorithm.learning_rate. "
-            f"Results so far: {outcome.folder}"
-        )
-    return _result(outcome, clean, data)
+    request = PreparedRequest(design, data, folder, resume)
+    reporter = PlainText() if verbose else Silent()
+    hooks = Hooks(reporter=reporter, should_stop=stop, on_start=start, write_page=verbose)
+    return _result(_run(request, environment, hooks), clean, data)
+
+
+def _designed(
+    config: Config, module: nn.Module, data: UserData, allow_divergence: bool
+) -> tuple[RunDesign, UserData]:
+    """Return the checked design, and the data with all that is measured on them."""
+    data.connect(module)
+    data = data.with_accuracy(module)
+    with script_words():
+        design = design_run(config, data.facts, allow_divergence, module)
+    data.check(module, design.mechanism.expected_batch_sizes)
+    return design, data
+
+
+def _digests(config: Config, data: UserData) -> dict[int, bytes]:
+    """Return digests of the data; none for runs without secret noise, which promise nothing."""
+    private = config.privacy.noise != "none" and config.privacy.seed is None
+    return digests_of(data.parts) if private else {}
 
 
 def _tell_of_refusal(
@@ -338,8 +333,13 @@ def _folder(
 
 
 def _result(outcome: Outcome, module: nn.Module, data: UserData) -> Result:
-    """Collect what the run left in its folder and in this process."""
+    """Collect what the run left in its folder and in this process, unless it diverged."""
     folder = outcome.folder
+    if outcome.progress.ending is Ending.DIVERGED:
+        raise DivergenceError(
+            f"{outcome.progress.stopped_because}; lower algorithm.learning_rate. "
+            f"Results so far: {folder}"
+        )
     return Result(
         folder=folder,
         summary=outcome.summary,

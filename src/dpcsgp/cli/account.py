@@ -16,6 +16,7 @@ from dpcsgp.records.metrics import strict_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dpcsgp.privacy.events import ReleaseEvent
     from dpcsgp.privacy.ledger import LedgerContents, LedgerHead
 
 DEFAULT_DELTA = 1e-4
@@ -131,36 +132,16 @@ def _of_ledgers(
     paths: list[Path], delta: float | None, heads: Sequence[LedgerHead] = ()
 ) -> dict[str, Any]:
     """Compose all releases per node."""
-    from dpcsgp.privacy.accounting import composed_epsilon, composed_relation, epsilon_against
-    from dpcsgp.privacy.events import relation_of_unit
     from dpcsgp.privacy.ledger import common_delta, read_ledgers, releases_by_node
 
     ledgers = read_ledgers(paths, heads)
     delta = common_delta(delta, [ledger.header for ledger in ledgers])
     # all releases of a node add up, whichever run they belong to
-    nodes = []
     by_node = releases_by_node(ledgers)
     most = max(
         (len(event.by_colluders) for found in by_node.values() for event, _ in found), default=0
     )
-    for node, releases in by_node.items():
-        own = [ledger for ledger in ledgers if ledger.header.node == node]
-        nodes.append(
-            {
-                "node": node,
-                "runs": len({ledger.header.run_id for ledger in own}),
-                "releases": sum(count for _, count in releases),
-                "epsilon": composed_epsilon(releases, delta),
-                "epsilon_all_collude": epsilon_against(releases, delta, "all"),
-                "epsilon_by_colluders": [
-                    epsilon_against(releases, delta, colluders) for colluders in range(most)
-                ],
-                "neighbouring_relation": relation_of_unit(
-                    composed_relation(releases), _common_unit(own)
-                ),
-                "private": all(ledger.header.private for ledger in own),
-            }
-        )
+    nodes = [_of_node(ledgers, node, releases, delta, most) for node, releases in by_node.items()]
     stated = {
         event.max_colluders
         for releases in by_node.values()
@@ -183,6 +164,32 @@ def _of_ledgers(
         "private": all(row["private"] for row in nodes),
         "nodes": nodes,
         "notes": _notes(ledgers),
+    }
+
+
+def _of_node(
+    ledgers: list[LedgerContents],
+    node: int,
+    releases: Sequence[tuple[ReleaseEvent, int]],
+    delta: float,
+    most_colluders: int,
+) -> dict[str, Any]:
+    """Compose the releases of one node."""
+    from dpcsgp.privacy.accounting import composed_epsilon, composed_relation, epsilon_against
+    from dpcsgp.privacy.events import relation_of_unit
+
+    own = [ledger for ledger in ledgers if ledger.header.node == node]
+    return {
+        "node": node,
+        "runs": len({ledger.header.run_id for ledger in own}),
+        "releases": sum(count for _, count in releases),
+        "epsilon": composed_epsilon(releases, delta),
+        "epsilon_all_collude": epsilon_against(releases, delta, "all"),
+        "epsilon_by_colluders": [
+            epsilon_against(releases, delta, colluders) for colluders in range(most_colluders)
+        ],
+        "neighbouring_relation": relation_of_unit(composed_relation(releases), _common_unit(own)),
+        "private": all(ledger.header.private for ledger in own),
     }
 
 

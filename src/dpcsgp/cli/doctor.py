@@ -13,7 +13,7 @@ from dpcsgp.cli.options import AsJson, RunOrFile, Settings, as_settings, setting
 from dpcsgp.records.metrics import strict_json
 
 if TYPE_CHECKING:
-    from dpcsgp.graphs import Topology
+    from dpcsgp.graphs import TheoremReport, Topology
     from dpcsgp.planning import Diagnosis, SweepRow
 
 FIGURE_SPECS = ("rand:0.9", "rand:0.5", "rand:0.1", "gsgd:8/512", "gsgd:4/64", "rot:1")
@@ -132,8 +132,8 @@ def _title(topology: Topology, dim: int) -> str:
 
 def _answer(found: Diagnosis) -> dict[str, Any]:
     """Return all findings under the names that `--json` prints."""
-    # Verdict, setting, contraction, price of a message, then the constants of the theorem.
-    constants, theorem, stability = found.theorem.constants, found.theorem, found.stability
+    # Verdict, setting, contraction, price of a message, then the theorem.
+    stability = found.stability
     return {
         "healthy": found.healthy,
         "verdict": found.verdict,
@@ -159,6 +159,14 @@ def _answer(found: Diagnosis) -> dict[str, Any]:
         "noise_of_average": found.sharing.of_average if found.sharing else 1.0,
         "bytes_per_round": found.bytes_per_round,
         "paper_bits_per_round": found.paper_bits_per_round,
+        **_theorem_answer(found.theorem),
+    }
+
+
+def _theorem_answer(theorem: TheoremReport) -> dict[str, Any]:
+    """Return the theorem's constants and conditions under the names that `--json` prints."""
+    constants = theorem.constants
+    return {
         "second_eigenvalue": constants.second_eigenvalue,
         "lambda_spectral": constants.decay_spectral,
         "constant_spectral": constants.constant_spectral,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, final
 
@@ -254,21 +255,13 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
         # Nobody starts before all are ready: reading a checkpoint may take long on one machine.
         network.gather_values("ready", True, START_SECONDS)
         states = StateFiles.of(folder.path, rank, world_size, design)
-        # The state of step 0, for the average model of the first row.
         if checkpoint is None:
-            start_ND = run.anchor_D.expand(len(network.nodes), -1)
-            states.keep(0, run.algorithm.init(start_ND, run.anchor_D))
+            _keep_start(states, run)
         progress, stop_asked = _train(context, run, pace, states, checkpoint, reporter, hooks)
-        # Everybody tells its rows and its part of the summary; one per shared folder merges.
         part = write_part(design, run, progress, states)
-        part["bytes_between_processes"] = network.bytes_to_processes
-        parts = network.gather_values("results", part)
         sharers = shared.ranks
-        if rank == sharers[0]:
-            summary = merge_parts(folder, run, progress, parts, states, sharers)
-        else:
-            summary = merge_summaries(parts, merge_rows([part["rows"][-1] for part in parts]))
-        network.gather_values("merged", True)
+        merge = partial(merge_parts, folder, run, progress, states=states, ranks=sharers)
+        summary = _summary_of_all(network, part, merge if rank == sharers[0] else None)
         trackers.write_all(folder.path / "metrics.jsonl")
         trackers.close(progress.stopped_because)
         if progress.ending is not Ending.INTERRUPTED:  # everybody has its last checkpoint
@@ -278,6 +271,34 @@ def _session(context: ProcessContext, request: RunRequest, hooks: Hooks, wrap: W
     page = write_page(folder.path) if writes_page else None
     reporter.outcome(summary, folder.path, page)
     return Outcome(summary, run, progress, folder.path, stop_asked)
+
+
+def _keep_start(states: StateFiles, run: Run) -> None:
+    """Keep the state of step 0, for the average model of the first row."""
+    start_ND = run.anchor_D.expand(len(run.network.nodes), -1)
+    states.keep(0, run.algorithm.init(start_ND, run.anchor_D))
+
+
+def _summary_of_all(
+    network: TorchDistributed,
+    part: dict[str, Any],
+    merge: Callable[[list[dict[str, Any]]], dict[str, Any]] | None,
+) -> dict[str, Any]:
+    """Tell the own rows and part of the summary, and return the summary of all.
+
+    Args:
+        network: to all processes.
+        part: this process's part.
+        merge: puts all parts together in a folder; None: another process that sees it does.
+    """
+    part["bytes_between_processes"] = network.bytes_to_processes
+    parts = network.gather_values("results", part)
+    if merge is not None:
+        summary = merge(parts)
+    else:
+        summary = merge_summaries(parts, merge_rows([part["rows"][-1] for part in parts]))
+    network.gather_values("merged", True)
+    return summary
 
 
 def _connect(context: ProcessContext, design: RunDesign, resume: bool) -> TorchDistributed:
