@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, final
 
@@ -181,8 +181,10 @@ def _draws(reader: RowReader, count: int) -> bool:
     for index in range(count):
         seed_generators(index)
         first = reader.read(index)
-        moved = generators_moved(index) or moved  # seeds them again
+        drew = generators_moved(index)  # seeds them again
         again = reader.read(index)
+        _refuse_if_kept(drew, index, reader.where)
+        moved = moved or drew
         if not all(torch.equal(_bits(a), _bits(b)) for a, b in zip(first, again, strict=True)):
             raise RefusedDataError(
                 f"{reader.where}, example {index}",
@@ -191,6 +193,35 @@ def _draws(reader: RowReader, count: int) -> bool:
                 "their own, no counter), so that they can be seeded in secret",
             )
     return moved
+
+
+def refuse_kept_views(read: Callable[[int], Any], count: int, where: str) -> None:
+    """Refuse rows that draw a view when they are read first, and keep it.
+
+    Call it before anybody reads all rows. Only the first rows are tried.
+    """
+    with generators_kept():
+        for index in range(min(count, _READ_TWICE)):
+            seed_generators(index)
+            read(index)
+            drew = generators_moved(index)  # seeds them again
+            read(index)
+            _refuse_if_kept(drew, index, where)
+
+
+def _refuse_if_kept(drew: bool, index: int, where: str) -> None:
+    """Refuse a row that drew under the seed `index`, but not when it was read again.
+
+    Such views would be drawn while the start looks at all rows, under seeds that anybody knows, by
+    the number of a row: taking out one example would change the views of all that follow.
+    """
+    if drew and not generators_moved(index):
+        raise RefusedDataError(
+            f"{where}, example {index}",
+            ": it draws random numbers when it is read first and none when it is read again; "
+            "random transforms must draw at every reading (keep rows as they are before the "
+            "transform, not after it), so that they can be seeded in secret",
+        )
 
 
 def _bits(values: Tensor) -> Tensor:
