@@ -26,7 +26,9 @@ from dpcsgp.tasks.scanning import Scan
 
 # of the map-style datasets of a process; CIFAR-10 in float32 fits
 MOST_BYTES_IN_MEMORY: Final = 640 * 10**6
-_READ_TWICE: Final = 32  # rows that are compared with themselves
+# rows that are compared with themselves: the first, and some all over the data
+_FIRST_READ_TWICE: Final = 8
+_SPREAD_READ_TWICE: Final = 24
 _ROWS_AT_A_TIME: Final = 256
 
 
@@ -144,7 +146,7 @@ def collect_examples(
 
 def _from_rows(reader: RowReader, count: int, room: float) -> StackedExamples | LazyExamples:
     """Read all rows once; keep them if they are always the same and fit."""
-    is_random = _draws(reader, min(count, _READ_TWICE))
+    is_random = _draws(reader, count)
     keep = not is_random and count * bytes_per_row(reader.form) <= room
     inputs, targets = _blank(reader.form, count if keep else 0)
     scan = Scan(reader.where, reader.form.whole_kinds)
@@ -178,7 +180,7 @@ def bytes_per_row(form: RowForm) -> int:
 def _draws(reader: RowReader, count: int) -> bool:
     """Tell whether rows draw random numbers; refuse those that draw where nobody can seed them."""
     moved = False
-    for index in range(count):
+    for index in _read_twice(count):
         seed_generators(index)
         first = reader.read(index)
         drew = generators_moved(index)  # seeds them again
@@ -195,13 +197,19 @@ def _draws(reader: RowReader, count: int) -> bool:
     return moved
 
 
+def _read_twice(count: int) -> list[int]:
+    """Return which rows are read twice: data are often sorted, and some kinds of rows may draw."""
+    spread = range(0, count, math.ceil(count / _SPREAD_READ_TWICE) or 1)
+    return sorted({*range(min(count, _FIRST_READ_TWICE)), *spread})
+
+
 def refuse_kept_views(read: Callable[[int], Any], count: int, where: str) -> None:
     """Refuse rows that draw a view when they are read first, and keep it.
 
-    Call it before anybody reads all rows. Only the first rows are tried.
+    Call it before anybody reads all rows. Some rows are tried.
     """
     with generators_kept():
-        for index in range(min(count, _READ_TWICE)):
+        for index in _read_twice(count):
             seed_generators(index)
             read(index)
             drew = generators_moved(index)  # seeds them again
