@@ -563,6 +563,27 @@ def test_randomness_that_nobody_can_seed_is_refused(tmp_path: Path) -> None:
         fit(tmp_path / "run", node_data=[NODES[0], NODES[1], rows])
 
 
+def test_views_that_a_dataset_keeps_are_refused(tmp_path: Path) -> None:
+    """They would be drawn at the start under known seeds, by the number of a row."""
+    kept: dict[int, Tensor] = {}
+
+    def row(index: int) -> tuple[Tensor, Tensor]:
+        if index not in kept:
+            kept[index] = NODES[0][0][index] + torch.randn(3)
+        return kept[index], NODES[0][1][index]
+
+    with pytest.raises(RefusedDataError, match=r"node 2, example 1: .* none when it is read again"):
+        fit(tmp_path / "run", node_data=[NODES[0], NODES[1], Rows(50, row)])
+
+
+def test_unseeded_views_are_found_where_only_later_rows_have_them(tmp_path: Path) -> None:
+    """Data are often sorted by class, and often one class alone is augmented."""
+    own = np.random.default_rng(0)
+    rows = Rows(50, lambda i: (NODES[0][0][i] + (i > 40) * float(own.random()), NODES[0][1][i]))
+    with pytest.raises(RefusedDataError, match=r"node 2, example 4\d: reading it twice"):
+        fit(tmp_path / "run", node_data=[NODES[0], NODES[1], rows])
+
+
 def test_a_row_that_fails_only_later_counts_as_a_blank_and_nobody_is_told(tmp_path: Path) -> None:
     """A file that vanishes in the middle of a run: the run goes on as if the row were not there."""
     gone = False

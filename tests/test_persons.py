@@ -230,3 +230,21 @@ def test_a_row_that_does_not_say_whose_it_is_is_refused_at_its_owner(
 def test_a_node_without_rows_needs_no_column() -> None:
     (data,), _, units = separate_units("who", [[]], None, 2)
     assert data == [] and units is not None and len(units.by_node[0]) == 0
+
+
+class _Kept(Rows):
+    """Rows that keep the view that they drew at the first reading."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.kept: dict[int, dict[str, Any]] = {}
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index not in self.kept:
+            self.kept[index] = super().__getitem__(index)
+        return self.kept[index]
+
+
+def test_views_that_rows_keep_are_refused_before_identifiers_are_read() -> None:
+    with pytest.raises(RefusedDataError, match=r"example 1: .* none when it is read again"):
+        separate_units("who", [_Kept(*table(5, 0))], None, 2)

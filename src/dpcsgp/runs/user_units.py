@@ -9,6 +9,7 @@ from typing import Any, final
 from torch.utils.data import DataLoader, Dataset
 
 from dpcsgp.errors import ConfigError, RefusedDataError
+from dpcsgp.tasks.examples import refuse_kept_views
 from dpcsgp.tasks.node_data import NodeData
 from dpcsgp.tasks.units import UnitRows
 
@@ -130,6 +131,7 @@ def _row(data: Any, index: int, where: str) -> Any:
 
 def _column_of_rows(data: Any, name: str, where: str) -> list[Any]:
     """Return a field of every row."""
+    refuse_kept_views(lambda index: _row(data, index, where), len(data), where)
     found: list[Any] = []
     for index in range(len(data)):
         row = _row(data, index, where)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, final
 
@@ -26,7 +26,9 @@ from dpcsgp.tasks.scanning import Scan
 
 # of the map-style datasets of a process; CIFAR-10 in float32 fits
 MOST_BYTES_IN_MEMORY: Final = 640 * 10**6
-_READ_TWICE: Final = 32  # rows that are compared with themselves
+# rows that are compared with themselves: the first, and some all over the data
+_FIRST_READ_TWICE: Final = 8
+_SPREAD_READ_TWICE: Final = 24
 _ROWS_AT_A_TIME: Final = 256
 
 
@@ -144,7 +146,7 @@ def collect_examples(
 
 def _from_rows(reader: RowReader, count: int, room: float) -> StackedExamples | LazyExamples:
     """Read all rows once; keep them if they are always the same and fit."""
-    is_random = _draws(reader, min(count, _READ_TWICE))
+    is_random = _draws(reader, count)
     keep = not is_random and count * bytes_per_row(reader.form) <= room
     inputs, targets = _blank(reader.form, count if keep else 0)
     scan = Scan(reader.where, reader.form.whole_kinds)
@@ -178,11 +180,13 @@ def bytes_per_row(form: RowForm) -> int:
 def _draws(reader: RowReader, count: int) -> bool:
     """Tell whether rows draw random numbers; refuse those that draw where nobody can seed them."""
     moved = False
-    for index in range(count):
+    for index in _read_twice(count):
         seed_generators(index)
         first = reader.read(index)
-        moved = generators_moved(index) or moved  # seeds them again
+        drew = generators_moved(index)  # seeds them again
         again = reader.read(index)
+        _refuse_if_kept(drew, index, reader.where)
+        moved = moved or drew
         if not all(torch.equal(_bits(a), _bits(b)) for a, b in zip(first, again, strict=True)):
             raise RefusedDataError(
                 f"{reader.where}, example {index}",
@@ -191,6 +195,41 @@ def _draws(reader: RowReader, count: int) -> bool:
                 "their own, no counter), so that they can be seeded in secret",
             )
     return moved
+
+
+def _read_twice(count: int) -> list[int]:
+    """Return which rows are read twice: data are often sorted, and some kinds of rows may draw."""
+    spread = range(0, count, math.ceil(count / _SPREAD_READ_TWICE) or 1)
+    return sorted({*range(min(count, _FIRST_READ_TWICE)), *spread})
+
+
+def refuse_kept_views(read: Callable[[int], Any], count: int, where: str) -> None:
+    """Refuse rows that draw a view when they are read first, and keep it.
+
+    Call it before anybody reads all rows. Some rows are tried.
+    """
+    with generators_kept():
+        for index in _read_twice(count):
+            seed_generators(index)
+            read(index)
+            drew = generators_moved(index)  # seeds them again
+            read(index)
+            _refuse_if_kept(drew, index, where)
+
+
+def _refuse_if_kept(drew: bool, index: int, where: str) -> None:
+    """Refuse a row that drew under the seed `index`, but not when it was read again.
+
+    Such views would be drawn while the start looks at all rows, under seeds that anybody knows, by
+    the number of a row: taking out one example would change the views of all that follow.
+    """
+    if drew and not generators_moved(index):
+        raise RefusedDataError(
+            f"{where}, example {index}",
+            ": it draws random numbers when it is read first and none when it is read again; "
+            "random transforms must draw at every reading (keep rows as they are before the "
+            "transform, not after it), so that they can be seeded in secret",
+        )
 
 
 def _bits(values: Tensor) -> Tensor:
