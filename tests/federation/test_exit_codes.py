@@ -129,6 +129,8 @@ def test_stopped_restored_and_done(tmp_path: Path) -> None:
         second = start(*RUN, "lab-1")
         at_step(tmp_path, "lab-1", 60)
         second.kill()
+        log = tmp_path / "lines.log"
+        until(lambda: "waiting for lab-1" in log.read_text())  # a short wait is not worth a line
         party.rename(newest)
         (tmp_path / "old").rename(party)
         text = start(*RUN, "lab-1").ends(ExitCode.RESTORED_BACKUP)
