@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 
 import dpcsgp
 from dpcsgp.cli.account import _of_ledgers
-from dpcsgp.errors import ConfigError, RefusedDataError
+from dpcsgp.errors import ConfigError, ModelError, RefusedDataError
+from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.privacy.ledger_format import read_ledger
 from dpcsgp.runs.user_units import separate_units
 
@@ -248,3 +249,20 @@ class _Kept(Rows):
 def test_views_that_rows_keep_are_refused_before_identifiers_are_read() -> None:
     with pytest.raises(RefusedDataError, match=r"example 1: .* none when it is read again"):
         separate_units("who", [_Kept(*table(5, 0))], None, 2)
+
+
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_an_engine_that_adds_rows_up_wrongly_is_found_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """Such as a mean over a person's rows, or a clip norm for each of them."""
+    honest = CheckedEngine.clipped_sum
+
+    def wrong(self: CheckedEngine, *words: Any, filled_NEM: Tensor | None = None) -> Tensor:
+        found = honest(self, *words, filled_NEM=filled_NEM)
+        return found if filled_NEM is None else share * found
+
+    monkeypatch.setattr(CheckedEngine, "clipped_sum", wrong)
+    with pytest.raises(ModelError, match="not the sum of the gradients"):
+        train(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -116,7 +116,7 @@ def test_a_party_that_starts_late_is_waited_for_by_name(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_start_goes_on(tmp_path: Path) -> None:
     roster = make_federation(tmp_path, 3, SLOW)
-    with running(tmp_path, 3, pause=0.1) as parties:
+    with running(tmp_path, 3, pause=0.3) as parties:
         parties.start()
         parties.until_step(1, 5)
         pid = parties.processes[1].pid

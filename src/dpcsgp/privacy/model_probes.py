@@ -26,8 +26,15 @@ from dpcsgp.privacy.clipping.contract import check_losses
 from dpcsgp.privacy.clipping.engine import Loss
 from dpcsgp.privacy.memory_probes import check_memory
 from dpcsgp.privacy.model_checks import label
+from dpcsgp.privacy.row_checks import units_of_rows
 from dpcsgp.privacy.row_probes import RowDependence, RowProbe, nested, watch_outputs
-from dpcsgp.privacy.sum_probes import Pair, check_reference, check_sums, clipped_sums
+from dpcsgp.privacy.sum_probes import (
+    Pair,
+    check_reference,
+    check_sums,
+    check_units,
+    clipped_sums,
+)
 from dpcsgp.randomness import torch_seed
 
 __all__ = [
@@ -200,6 +207,7 @@ def check_gradients_reach(
     example: Pair,
     public: Pair | None = None,
     batch_sizes: Sequence[int] = (),
+    rows_per_unit: int = 1,
 ) -> tuple[RowDependence, ...]:
     """Refuse trainable parameters that the loss does not reach: they would only collect noise.
 
@@ -211,6 +219,7 @@ def check_gradients_reach(
         example: one (input, target) without batch axis; only shapes and dtypes are used.
         public: rows to probe with instead of random ones.
         batch_sizes: sizes that the run will use.
+        rows_per_unit: rows whose gradients are added up and clipped as one.
 
     Returns:
         Where one example's loss or gradients differ in the last place only.
@@ -226,6 +235,9 @@ def check_gradients_reach(
     sums = clipped_sums(steady, loss)
     check_reference(steady, loss, sums, (inputs, targets))
     check_sums(sums, (inputs, targets))
+    if rows_per_unit > 1:  # the engine that will run adds up rows before it clips
+        units = units_of_rows((inputs, targets), rows_per_unit)
+        check_units(steady, loss, sums, units, rows_per_unit)
     room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
     room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(steady, inputs[:2])[0])
     sizes = [size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES]

@@ -55,23 +55,46 @@ def check_reference(module: nn.Module, loss: Loss, sums: Sums, batch: Pair) -> N
         )
 
 
-def clipped_sums(module: nn.Module, loss: Loss) -> Sums:
-    """Return a function from a batch and a clip norm to the clipped sum of the engine."""
+def clipped_sums(module: nn.Module, loss: Loss, rows_per_unit: int = 1) -> Sums:
+    """Return a function from a batch and a clip norm to the clipped sum of the engine.
+
+    With several rows per unit the batch holds whole units, (K, M, ...).
+    """
     models_1D = ParameterLayout.of(module).flatten(module)[None]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is slow; the run says it once
-        engine = clipping_engine(module, loss)
+        engine = clipping_engine(module, loss, rows_per_unit=rows_per_unit)
 
     def clipped_sum(batch: Pair, clip: float) -> Tensor:
         inputs, targets = batch
         present = torch.ones(1, len(inputs), dtype=torch.bool, device=inputs.device)
+        filled = present[:, :, None].expand(-1, -1, rows_per_unit) if rows_per_unit > 1 else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return engine.clipped_sum(
-                models_1D, inputs[None].clone(), targets[None], present, clip
+                models_1D, inputs[None].clone(), targets[None], present, clip, filled_NEM=filled
             )[0]
 
     return clipped_sum
+
+
+def check_units(module: nn.Module, loss: Loss, sums: Sums, units: Pair, rows_per_unit: int) -> None:
+    """Refuse unless the gradient of a unit is the sum of its rows', clipped as one.
+
+    Args:
+        module: the model.
+        loss: one value per row.
+        sums: of single rows, checked before.
+        units: (K, M, ...) inputs and targets.
+        rows_per_unit: M.
+    """
+    of_units = clipped_sums(module, loss, rows_per_unit)
+    check_sums(of_units, units)
+    rows = units[0].flatten(0, 1), units[1].flatten(0, 1)
+    lengths = [
+        _norm(of_units((x[None], y[None]), _NO_CLIPPING)) for x, y in zip(*units, strict=True)
+    ]
+    _refuse_difference(of_units(units, _NO_CLIPPING) - sums(rows, _NO_CLIPPING), sum(lengths))
 
 
 def check_sums(sums: Sums, batch: Pair, together: int = 1) -> None:

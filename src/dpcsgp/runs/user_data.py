@@ -211,7 +211,7 @@ class UserData:
             check_examples_independent(module, inputs, self.test[0] if self.test else None, sizes)
             if isinstance(self.loss, WeightedCrossEntropy):
                 check_class_weights(self.loss.weights, self._num_outputs(module))
-            check_gradients_reach(module, self.loss, (inputs, targets), self.test, sizes)
+            check_gradients_reach(module, self.loss, (inputs, targets), self.test, sizes, rows)
             if self._has_classes:
                 self._check_labels(module)
         # Refusals of ours say what to do; anything else means that model and data do not fit.
