@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 sys.path.insert(0, str(Path(__file__).parent))
 from parties import free_address
 from party_process import tap
-from running import FORKS, quicken
+from running import FORKS, quicken, unblock_signals
 
 from dpcsgp.cli.main import cli
 from dpcsgp.errors import DpcsgpError
@@ -142,6 +142,7 @@ def request_of(root: Path, name: str, file: str, seed: int | None = SEED) -> Par
 
 def take_part(root: str, name: str, file: str, pause: float) -> None:
     """Be one party until the end; the exit code is that of the command."""
+    unblock_signals()
     torch.set_num_threads(1)
     quicken()
     tap(Path(root) / f"tap-{name}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from running import FORKS
+from running import FORKS, unblock_signals
 
 
 @dataclass
@@ -72,6 +72,7 @@ def _type(root: str, output: str, words: tuple[str, ...], most_bytes: int | None
     """Be the command: its own folder, its output in a pipe or file, files of a limited size."""
     from dpcsgp.cli.main import app
 
+    unblock_signals()
     os.chdir(root)
     sink = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     if most_bytes is not None:  # a pipe to nowhere else: the limit holds for files

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -106,6 +107,11 @@ def results_of(root: Path, node: int) -> Path:
     return latest_place(PartyFolder.open(root / f"lab-{node}"))
 
 
+def unblock_signals() -> None:
+    """Let signals reach this process: a fork server that `launch` has started holds them back."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
 def take_part(
     root: str,
     node: int,
@@ -119,6 +125,7 @@ def take_part(
 
     Every gradient takes `slow` seconds more; if negative, exponential times of that mean.
     """
+    unblock_signals()
     if host is not None:
         enter(host)  # before any thread is started
     torch.set_num_threads(1)

@@ -187,7 +187,10 @@ class StatusPage:
         if path in self._contents:
             return _response(HTTPStatus.OK, self._contents[path], _FILES[path][1])
         if path == "/status.json":
-            facts = {**self._facts(), "now": time.time()}
+            found = self._facts()
+            if not found:  # the run has not begun
+                return _response(HTTPStatus.SERVICE_UNAVAILABLE)
+            facts = {**found, "now": time.time()}
             return _response(HTTPStatus.OK, json.dumps(facts).encode(), "application/json")
         if path == "/metrics":
             return _response(HTTPStatus.OK, metrics_text(self._facts(), time.time()), METRICS_TYPE)
