@@ -205,7 +205,9 @@ def test_ctrl_c_while_the_fork_server_imports_leaves_no_traceback(tmp_path: Path
     launcher = start("launch", *words, "--out", str(tmp_path / "run"), own_group=True)
     wait_for(lambda: len(children_of(launcher.pid)) >= 2)  # resource tracker and fork server
     os.killpg(launcher.pid, signal.SIGINT)
-    assert "Traceback" not in finish(launcher, 130)
+    output, _ = launcher.communicate(timeout=240)
+    # Where the interpreter itself is on its way out it ends by the signal: a shell says 130 too.
+    assert launcher.returncode in (130, -signal.SIGINT) and "Traceback" not in output
 
 
 def test_a_script_without_a_guard_can_launch(tmp_path: Path) -> None:
