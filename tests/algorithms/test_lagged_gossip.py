@@ -195,13 +195,13 @@ class Recorded(AnyOrder):
 
 def test_frames_depend_on_what_was_taken_and_not_on_how_it_came() -> None:
     """A turn in step hears twice before one frame; a party that starts again hears all at once."""
-    topology, taken, in_step = directed_exponential(6), [], 0
+    topology, taken, num_in_step = directed_exponential(6), [], 0
 
     class Noted(AnyOrder):
-        def credits(self, round_: int, in_step_: Sequence[bool]) -> list[int]:
-            nonlocal in_step
-            in_step += any(in_step_)
-            return super().credits(round_, in_step_)
+        def credits(self, round_: int, in_step: Sequence[bool]) -> list[int]:
+            nonlocal num_in_step
+            num_in_step += any(in_step)
+            return super().credits(round_, in_step)
 
         def send(self, frames_NB: Tensor) -> None:
             taken.append(list(self.had))
@@ -211,6 +211,6 @@ def test_frames_depend_on_what_was_taken_and_not_on_how_it_came() -> None:
     train(method, network, 60)
     again = Recorded(topology, taken)
     train(method, again, 60)
-    assert in_step > 5
+    assert num_in_step > 5
     for round_, (one, two) in enumerate(zip(network.kept, again.kept, strict=True)):
         assert torch.equal(one, two), round_

@@ -24,7 +24,7 @@ from dpcsgp.privacy.noise import SENSITIVITY_SLACK
 from dpcsgp.privacy.pair_noise import PairNoise, participation
 from dpcsgp.privacy.shared_noise import SharedNoise, calibrate_shared_noise
 from dpcsgp.randomness import PairStreams, PrivateRandomness
-from dpcsgp.runtime import process
+from dpcsgp.runtime import process_agreement
 
 DIM = 300
 
@@ -363,13 +363,13 @@ def test_a_torn_line_of_shared_noise_counts_as_the_own_noise_alone(tmp_path: Pat
 def test_shared_noise_between_machines_needs_a_key_and_enough_colluders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("LOCAL_WORLD_SIZE", process.PARENT):
+    for name in ("LOCAL_WORLD_SIZE", process_agreement.PARENT):
         monkeypatch.delenv(name, raising=False)
     config = load_config(None, ["privacy.max_colluders=3"])
     with pytest.raises(ConfigError, match=r"need network\.key_file"):
-        process._refuse_unauthenticated_pairs(config, 10)
+        process_agreement.refuse_unauthenticated_pairs(config, 10)
     with pytest.raises(ConfigError, match="one process hosts 5"):
-        process._refuse_few_colluders(config, 2)
-    process._refuse_few_colluders(config, 10)
+        process_agreement.refuse_few_colluders(config, 2)
+    process_agreement.refuse_few_colluders(config, 10)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "10")
-    process._refuse_unauthenticated_pairs(config, 10)
+    process_agreement.refuse_unauthenticated_pairs(config, 10)
