@@ -420,7 +420,7 @@ def test_15_a_second_run_on_the_same_data_says_that_eps_adds_up(tmp_path: Path) 
 def test_results_can_be_taken_elsewhere(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="an extra: dpcsgp[onnx]")
     pytest.importorskip("onnxscript", reason="an extra: dpcsgp[onnx]")
-    from onnx.reference import ReferenceEvaluator
+    from onnx.reference import ReferenceEvaluator  # pyright: ignore[reportMissingImports]
 
     result = fit(tmp_path / "run")
     with pytest.raises(DataError, match=r"node = 9: .* nodes 0, 1, 2"):

@@ -41,8 +41,8 @@ def write_onnx(module: nn.Module, arguments: Arguments, path: Path) -> Path:
         ModelError: torch cannot express the model.
     """
     try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
+        import onnx  # noqa: F401  # pyright: ignore[reportMissingImports]
+        import onnxscript  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError(
             "to_onnx: the packages onnx and onnxscript are not installed; "
