@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from parties import ROSTER, federation, open_network
 from raw_caller import RING, SIZE
 
-from dpcsgp.federation.transport import check_peer
+from dpcsgp.federation.peers import Peer, Self
 
 
 class ConnectProxy:
@@ -58,16 +59,23 @@ class ConnectProxy:
             sink.close()
 
 
-@contextmanager
-def environment(**values: str) -> Iterator[None]:
-    """Set variables for gRPC's C library, which reads the process's own environment."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+CALL = """
+import pickle, sys
+from dpcsgp.federation.transport import check_peer
+check_peer(*pickle.load(sys.stdin.buffer))
+"""
+
+
+def call(own: Self, peer: Peer, **variables: str) -> None:
+    """Call a peer from a process of its own that has these variables from its start.
+
+    gRPC's threads read the environment: to change it under them could end this process.
+    """
+    environment = os.environ | {"no_proxy": ""} | variables
+    given = pickle.dumps((own, peer, ROSTER))
+    words = [sys.executable, "-c", CALL]
+    done = subprocess.run(words, input=given, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 @pytest.fixture
@@ -82,15 +90,13 @@ def test_calls_go_through_a_proxy_that_sees_tls_only(tmp_path: Path, proxy: Conn
     bert = open_network(selves[1], peers, RING, tmp_path, SIZE)
     try:
         # gRPC takes the first of grpc_proxy, https_proxy and http_proxy that is set.
-        with environment(grpc_proxy=proxy.address, no_grpc_proxy="", no_proxy=""):
-            check_peer(selves[0], peers[1], ROSTER)
+        call(selves[0], peers[1], grpc_proxy=proxy.address, no_grpc_proxy="")
         assert proxy.asked[0].startswith(f"CONNECT {peers[1].address} ".encode())
         # The name in the first message of TLS is the same for all parties.
         assert len(proxy.seen) > 1000 and b"party.invalid" in proxy.seen
         assert not any(name in proxy.seen for name in (b"dpcsgp", b"anna", b"bert"))
         asked = len(proxy.asked)
-        with environment(grpc_proxy=proxy.address, no_grpc_proxy="127.0.0.1"):
-            check_peer(selves[0], peers[1], ROSTER)
+        call(selves[0], peers[1], grpc_proxy=proxy.address, no_grpc_proxy="127.0.0.1")
         assert len(proxy.asked) == asked  # excepted
     finally:
         bert.close()
