@@ -85,7 +85,7 @@ def _share(roster: Roster, node: int, given: OwnExamples, downloads: Downloads |
             f'task.name = "{roster.config.task.name}": every party takes its share of that data '
             'set; leave --data out, or have a roster made with task.name = "own"'
         )
-    data = load_builtin_data(roster.config, downloads)
+    data = load_builtin_data(roster.config, downloads).of_node(node)
     _check_number(roster, node, len(data.parts[node]))
     return replace(data, facts=roster.facts)
 

@@ -29,6 +29,7 @@ from dpcsgp.graphs import Topology
 from dpcsgp.network.health import SilentPeerError
 from dpcsgp.network.mixing import Mixer
 from dpcsgp.network.traffic import Traffic
+from dpcsgp.runtime.memory import return_freed_memory
 
 _GLANCE_SECONDS = 1.0  # between looks at patience and at a request to stop, while waiting
 _FAREWELL_SECONDS = 10.0  # for senders that are to be told that nothing is missing
@@ -288,6 +289,7 @@ class PartyNetwork(Mixer):
     def _wait(self, missing: Callable[[], list[Peer]], what: str) -> None:
         """Sleep until nobody is missing; say for whom, and give up only where asked to."""
         started = said = self._waiting_since = time.monotonic()
+        returned = False
         with self._journal.changed:
             while absent := missing():
                 self.waiting_for = tuple(peer.name for peer in absent)
@@ -296,7 +298,10 @@ class PartyNetwork(Mixer):
                 if time.monotonic() - said > _SAY_SECONDS:
                     said = time.monotonic()
                     _LOG.info("waiting for %s of %s", what, ", ".join(self.waiting_for))
-                self._journal.changed.wait(_GLANCE_SECONDS)
+                idle = not self._journal.changed.wait(_GLANCE_SECONDS)
+                if idle and not returned:
+                    return_freed_memory()
+                    returned = True
         self.waiting_for = ()
         self._waited, self._waiting_since = self.seconds_waited(), 0.0
         self._raise_failure()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
 import torch
@@ -54,6 +54,13 @@ class BuiltinData:
         parts = [self.parts[node] for node in nodes]
         loss = classification_loss(self.class_weights)
         return Supervised.split(module, self.inputs, self.labels, parts, self.test, loss)
+
+    def of_node(self, node: int) -> BuiltinData:
+        """Return the same data without the examples of all other nodes, which are forgotten."""
+        own = self.parts[node]
+        parts = [own[:0] for _ in self.parts]
+        parts[node] = torch.arange(len(own))
+        return replace(self, inputs=self.inputs[own], labels=self.labels[own], parts=parts)
 
 
 def load_builtin_data(config: Config, progress: Downloads | None = None) -> BuiltinData:

@@ -133,7 +133,9 @@ class Supervised:
         """Return classification in which each hosted node has its part (example numbers)."""
         order = torch.cat([torch.as_tensor(part) for part in parts])
         sizes = tuple(len(part) for part in parts)
-        return cls(module, inputs[order], labels[order], sizes, test, loss)
+        if not torch.equal(order, torch.arange(len(inputs))):  # else one copy is enough
+            inputs, labels = inputs[order], labels[order]
+        return cls(module, inputs, labels, sizes, test, loss)
 
     @property
     def held_examples(self) -> tuple[int, ...]:
