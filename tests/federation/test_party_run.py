@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -25,6 +27,8 @@ from dpcsgp.federation import roster as roster_module
 from dpcsgp.federation.party_data import OwnExamples
 from dpcsgp.federation.party_run import prepare_party, results_folder
 from dpcsgp.federation.roster import Roster
+from dpcsgp.runs.data import BuiltinData, load_builtin_data
+from dpcsgp.tasks import Supervised
 
 SHAPE = (80, 4)
 
@@ -106,6 +110,20 @@ def test_own_data_must_be_named_and_those_of_a_data_set_must_not(here: Path) -> 
     make_federation(here / "b", 2)
     with pytest.raises(ConfigError, match="takes its share"):
         prepare_party(request_of(here / "b", 0, OwnExamples("data.npz")))
+
+
+def test_a_party_forgets_the_examples_of_others(here: Path) -> None:
+    make_federation(here / "b", 2)
+    one, other = (prepare_party(request_of(here / "b", node)).data for node in (0, 1))
+    assert isinstance(one, BuiltinData) and isinstance(other, BuiltinData)
+    whole = load_builtin_data(request_of(here / "b", 0).roster.config)
+    for node, data in enumerate((one, other)):
+        own = whole.parts[node]
+        assert torch.equal(data.inputs, whole.inputs[own]) and len(own) < len(whole.inputs)
+        assert torch.equal(data.labels, whole.labels[own])
+        assert data.inputs.untyped_storage().nbytes() < whole.inputs.untyped_storage().nbytes()
+    task = one.task(nn.Identity(), [0])
+    assert isinstance(task, Supervised) and torch.equal(task.inputs, one.inputs)
 
 
 def test_checkpoints_are_needed(here: Path) -> None:
