@@ -15,6 +15,8 @@ import grpc
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+import contextlib
+
 from parties import QUICK, ROSTER, certificate, federation, open_network, pair
 from raw_caller import RING, SIZE, RawCaller, Scene, channel_to, framed, pushed
 
@@ -325,6 +327,7 @@ def mutated(message: bytes, chance: random.Random) -> bytes:
 )
 def test_mutated_and_replayed_frames_are_refused_each_time(scene: Scene, count: int) -> None:
     chance, channel = random.Random(2), channel_to(scene.peer, pair("anna"))
+    lost: list[str] = []
     with scene.anna(channel=channel) as caller:
         first = messages.parsed_holding(caller.greet().hear())
         right = framed(0, bytes(SIZE), first.chain)
@@ -334,11 +337,21 @@ def test_mutated_and_replayed_frames_are_refused_each_time(scene: Scene, count: 
         wrong = chance.choice([right, mutated(right, chance), mutated(next_right, chance)])
         if wrong in (next_right, messages.BEAT):
             continue
-        with scene.anna(channel=channel) as caller:
-            code, _ = caller.greet().say(wrong).refusal()
-            assert code is REFUSED
-    assert scene.received() == 1
+        code, text = refusal_of(scene, channel, wrong)
+        if code is grpc.StatusCode.UNAVAILABLE:  # a busy machine: the connection fell silent
+            lost.append(text)
+            code, text = refusal_of(scene, channel, wrong)
+        assert code is REFUSED, text
+    assert scene.received() == 1 and len(lost) <= 1 + count / 1000, lost
     channel.close()
+
+
+def refusal_of(scene: Scene, channel: Any, wrong: bytes) -> tuple[grpc.StatusCode, str]:
+    """Send a wrong frame in a new call; return how the call was ended."""
+    with scene.anna(channel=channel) as caller:
+        with contextlib.suppress(grpc.RpcError):
+            caller.greet().say(wrong)
+        return caller.refusal()
 
 
 def test_an_address_that_swallows_packets_is_given_up_soon() -> None:
