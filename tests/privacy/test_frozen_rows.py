@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy import clipping_engine
 from dpcsgp.privacy.frozen_rows import ROWS_OF_A_PASS, FrozenRows
 
 EXTREMES = (float("nan"), float("inf"), -1e38, 1e-42, 0.0)
@@ -82,7 +85,7 @@ class Raising(nn.Module):
         if bad and self.how == "raises":
             raise ValueError("a secret value")
         if bad and self.how == "shape":
-            features = features[:, :3].repeat(1, 4)
+            features = features[:, None]
         if bad and self.how == "not called":
             return rows[:, :2]
         if bad and self.how == "twice":
@@ -181,3 +184,21 @@ def test_the_model_that_is_trained_never_sees_a_row() -> None:
     frozen.features(torch.randn(8, 4))
     assert module.calls == before == 0
     assert not module.out._forward_pre_hooks
+
+
+@pytest.mark.parametrize("stack", [False, True])
+def test_missing_features_count_as_zero_in_the_clipped_sum(stack: bool) -> None:
+    """As the whole model does it: a row that raises adds nothing, the others what they add."""
+    torch.manual_seed(0)
+    frozen = FrozenRows.checked(Raising("raises"), "out", (torch.randn(32, 4), torch.zeros(32)), 16)
+    rows, labels = torch.randn(1, 16, 4), torch.randint(2, (1, 16))
+    rows[0, 5, 0] = 60.0
+    head = nn.Linear(6, 2)
+    module = nn.Sequential(head) if stack else head
+    engine = clipping_engine(module, lambda out, y: cross_entropy(out, y, reduction="none"))
+    flat_1D = ParameterLayout.of(module).flatten(module)[None]
+    features, present = frozen.features(rows[0])[None], torch.ones(1, 16, dtype=torch.bool)
+    found = engine.clipped_sum(flat_1D, features.clone(), labels.clone(), present, 1.0)
+    present[0, 5] = False
+    expected = engine.clipped_sum(flat_1D, features.clone(), labels.clone(), present, 1.0)
+    assert torch.equal(bits(found), bits(expected)) and bool(found.any())

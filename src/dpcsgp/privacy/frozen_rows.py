@@ -47,6 +47,7 @@ class FrozenRows:
         """Take a copy of the module; `entry` names the layer that is given the features."""
         self._module, self._entry, self._rows = copy.deepcopy(module), entry, rows
         self._threads = torch.get_num_threads()
+        self._gradients = True  # as a private step has them: code may look
 
     @classmethod
     def checked(cls, module: nn.Module, entry: str, public: Rows, most_rows: int) -> FrozenRows:
@@ -77,9 +78,9 @@ class FrozenRows:
         """Return the same passes with the model in eval() mode, for public rows."""
         other = FrozenRows(self._module, self._entry, self._rows)
         other._module.eval()
+        other._gradients = False
         return other
 
-    @torch.no_grad()
     def features(self, inputs: Tensor, declared: int = 0) -> Tensor:
         """Return the features (J, ...) of one node's rows, in as many passes as are declared.
 
@@ -101,7 +102,6 @@ class FrozenRows:
         """Return how many nodes and places a check has to fill."""
         return 1, self._rows
 
-    @torch.no_grad()
     def rows(
         self,
         parameters_ND: Tensor,
@@ -151,7 +151,10 @@ class FrozenRows:
         layer = self._module.get_submodule(self._entry)
         handle = layer.register_forward_pre_hook(keep, prepend=True)
         try:
-            with fixed_arithmetic(batch.device, self._threads), torch.no_grad():
+            with (
+                fixed_arithmetic(batch.device, self._threads),
+                torch.set_grad_enabled(self._gradients),
+            ):
                 self._module(batch)
         finally:
             handle.remove()
