@@ -166,7 +166,7 @@ CASES: Final[dict[str, Case]] = {
     "tiny GPT-2": Case(_gpt2, _ATTENTION, lambda: _gpt2(True), _HF),
     "BERT, LoRA": Case(_lora, 1.5, lambda: _lora(True), (*_HF, "peft")),
     "BERT, LoRA, large batch": Case(_lora, 1.5, lambda: _lora(True), (*_HF, "peft"), (1024, 8192)),
-    "BERT, frozen, head": Case(_frozen, 1.5, lambda: _frozen(True), _HF),
+    "BERT, frozen, head": Case(_frozen, 0.5, lambda: _frozen(True), _HF),
 }
 
 
