@@ -1,8 +1,9 @@
 """Private gradients of models that people bring, against plain SGD and Opacus's best mode.
 
-One node, batch 64 of 512, one thread, processor time: a whole release (draw, clip, sum, noise)
-beside one gradient of plain SGD. Models of `transformers` and `peft` are measured where these are
-installed.
+One node, batch 64 of 512 unless a row says otherwise, one thread, processor time: a whole release
+(draw, clip, sum, noise) beside one gradient of plain SGD. Where only a head is trained, a release
+starts from features that were computed before, as in a run; the others run the whole model. Models
+of `transformers` and `peft` are measured where these are installed.
 """
 
 from __future__ import annotations
@@ -141,12 +142,16 @@ def _frozen(positions: bool = False) -> Logits:
 
 
 class Case(NamedTuple):
-    """A model, its limit beside plain SGD, the same model as Opacus takes it, what it needs."""
+    """A model, its limit beside plain SGD, the same model as Opacus takes it, what it needs.
+
+    And the expected batch, of how many examples.
+    """
 
     build: Callable[[], nn.Module]
     limit: float | None = None
     peer: Callable[[], nn.Module] | None = None
     needs: tuple[str, ...] = ()
+    batch: tuple[int, int] = (64, 512)
 
 
 _HF: Final = ("transformers",)
@@ -160,19 +165,21 @@ CASES: Final[dict[str, Case]] = {
     "tiny DistilBERT": Case(_distilbert, _ATTENTION, None, _HF),
     "tiny GPT-2": Case(_gpt2, _ATTENTION, lambda: _gpt2(True), _HF),
     "BERT, LoRA": Case(_lora, 1.5, lambda: _lora(True), (*_HF, "peft")),
-    "BERT, frozen, head": Case(_frozen, 1.5, lambda: _frozen(True), _HF),
+    "BERT, LoRA, large batch": Case(_lora, 1.5, lambda: _lora(True), (*_HF, "peft"), (1024, 8192)),
+    "BERT, frozen, head": Case(_frozen, 0.5, lambda: _frozen(True), _HF),
 }
 
 
 def model_workload(name: str, quick: bool = False) -> Workload:
     """Return the work of one row of the table."""
     case, image = CASES[name], name.startswith("CNN")
+    batch, examples = (4, 32) if quick else case.batch
     return Workload(
         name,
         (1, 28, 28) if image else (_LENGTH,),
         num_nodes=1,
-        batch_size=4 if quick else 64,
-        examples_per_node=32 if quick else 512,
+        batch_size=batch,
+        examples_per_node=examples,
         words=0 if image else _WORDS,
         build=case.build,
         build_peer=case.peer,

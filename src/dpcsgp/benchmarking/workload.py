@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from dpcsgp.benchmarking import opacus_modes
+from dpcsgp.config import Config
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import GaussianMechanism, clipping_engine
 from dpcsgp.randomness import PrivateRandomness, torch_seed
+from dpcsgp.runs.facts import Facts
+from dpcsgp.runs.frozen_features import with_frozen_features
 from dpcsgp.tasks import Supervised, build_model
 
 CLIP_NORM: Final = 1.0
@@ -61,11 +64,14 @@ class Workload:
     def private(self, *, secure: bool) -> Callable[[], Tensor]:
         """Return one release of all nodes: draw, gather, clip, sum, noise, divide.
 
-        The noise is the secure one, or torch's.
+        The noise is the secure one, or torch's. Features of a frozen part are computed here, once,
+        as a run does at its start.
         """
-        engine = clipping_engine(self.module, self.task.loss)
-        layout = ParameterLayout.of(self.module)
-        models_ND = layout.flatten(self.module).expand(self.num_nodes, -1).contiguous()
+        sizes = (self.examples_per_node,) * self.num_nodes
+        task = with_frozen_features(self.task, Config(), Facts(self.input_shape, 10, sizes))
+        engine = clipping_engine(task.module, task.loss)
+        layout = ParameterLayout.of(task.module)
+        models_ND = layout.flatten(task.module).expand(self.num_nodes, -1).contiguous()
         nodes = range(self.num_nodes)
         mechanism = self.mechanism(NOISE if secure else 0.0)
         random, steps = PrivateRandomness.fresh(nodes), iter(range(2**40))
@@ -73,7 +79,7 @@ class Workload:
 
         def clipped_sum(indices_NE: Tensor, present_NE: Tensor) -> Tensor:
             sum_ND = engine.clipped_sum(
-                models_ND, *self.task.examples(indices_NE), present_NE, CLIP_NORM, shape
+                models_ND, *task.examples(indices_NE), present_NE, CLIP_NORM, shape
             )
             if secure:  # the mechanism adds its own noise
                 return sum_ND

@@ -16,7 +16,7 @@ Legend: K public rows, N hosted nodes, P places of a pass, D coordinates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +44,37 @@ class Difference(NamedTuple):
 
     name: str
     kind: Literal["place", "companions"]
+
+
+class RowEngine(Protocol):
+    """Whatever computes something of the rows of a pass."""
+
+    def checked_places(
+        self, parameters_ND: Tensor, inputs: Tensor, shape: PassShape
+    ) -> tuple[int, int]:
+        """Return how many nodes and places a check has to fill with rows (K, ...) like these."""
+        ...
+
+    def rows(
+        self,
+        parameters_ND: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present_NP: Tensor,
+        clip_norm: float,
+        shape: PassShape,
+    ) -> list[tuple[str, Tensor]]:
+        """Return by name what is computed of the rows of one pass, rows on the first axis."""
+        ...
+
+
+def rows_are_equal(engine: RowEngine, public: Rows, shape: PassShape) -> bool:
+    """Tell whether rows of one node keep their bits among other companions and at other places.
+
+    For what has no trained parameters; public rows (K, ...) as in `engine_with_equal_rows`.
+    """
+    none_D = torch.zeros(0, device=public[0].device)
+    return _first_difference(engine, none_D, public, {shape: 1}, True) is None
 
 
 def engine_with_equal_rows(
@@ -101,7 +132,7 @@ def units_of_rows(public: Rows, rows_per_unit: int) -> Rows:
 
 
 def _first_difference(
-    engine: CheckedEngine,
+    engine: RowEngine,
     model_D: Tensor,
     public: Rows,
     nodes_by_shape: dict[PassShape, int],
@@ -130,7 +161,7 @@ class _Check:
     """A pass full of different rows, to be compared with these rows elsewhere or among others."""
 
     def __init__(
-        self, engine: CheckedEngine, models_ND: Tensor, public: Rows, shape: PassShape, size: float
+        self, engine: RowEngine, models_ND: Tensor, public: Rows, shape: PassShape, size: float
     ) -> None:
         public = _finite_rows(public)
         num_nodes, self._places = engine.checked_places(models_ND, public[0], shape)

@@ -29,6 +29,7 @@ from dpcsgp.runs.calibration import node_weights
 from dpcsgp.runs.data import RunData
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.folder import ResultsFolder
+from dpcsgp.runs.frozen_features import with_frozen_features
 from dpcsgp.tasks import Augmentation, Task
 from dpcsgp.training import Run, Schedule, TrainingNetwork
 
@@ -65,6 +66,7 @@ def build_run(
     # Private examples are behind `task` from here on, and only `gradients` reads them.
     config, out = design.config, folder.path
     task = data.task(design.module, network.nodes).to(config.run.device)
+    task = with_frozen_features(task, config, design.facts)
     alone = world_size == 1
     kept = _kept_releases(design, network.nodes, folder, (rank, world_size), keep_all_releases)
     return Run(
@@ -172,7 +174,7 @@ def _engine(design: RunDesign, task: Task) -> tuple[CheckedEngine, int]:
     """Return the engine, and how many places a pass may have: public, from shapes and settings."""
     config = design.config
     views, unit = config.task.augmentation_multiplicity, max(1, config.privacy.max_rows_per_unit)
-    engine = clipping_engine(design.module, task.loss, views, unit)
+    engine = clipping_engine(task.module, task.loss, views, unit)
     most_rows = config.run.max_rows_per_pass
     if most_rows == "auto":
         rows = task.public_rows(1)[0]

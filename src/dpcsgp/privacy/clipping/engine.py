@@ -34,7 +34,7 @@ from dpcsgp.privacy.clipping.linear_stack import LinearStackEngine, is_linear_st
 from dpcsgp.privacy.model_checks import check_model
 from dpcsgp.privacy.passes import PassShape
 
-__all__ = ["CheckedEngine", "ClippingEngine", "Loss", "clipping_engine"]
+__all__ = ["CheckedEngine", "ClippingEngine", "Loss", "clipping_engine", "fixed_arithmetic"]
 
 # below, roundings of the smallest float32 numbers would no longer be negligible
 SMALLEST_CLIP: Final = 2.0**-30
@@ -199,7 +199,7 @@ class CheckedEngine:
             everybody = slice(None)
             planned = number < shape.passes
             groups = [everybody] if planned else _nodes_with_examples(batch.present_NP)
-            with _fixed_arithmetic(batch.inputs.device, self._threads):
+            with fixed_arithmetic(batch.inputs.device, self._threads):
                 self.engine.prepare(parameters_ND, batch.inputs)
                 for nodes in groups:
                     sum_ND = self._pass_sum(batch.of_nodes(nodes))
@@ -238,7 +238,7 @@ class CheckedEngine:
         seen: list[tuple[str, Tensor]] = []
         self._check(batch)
         batch.blank_()
-        with _fixed_arithmetic(inputs.device, self._threads):
+        with fixed_arithmetic(inputs.device, self._threads):
             self.engine.prepare(parameters_ND, inputs)
             self.engine.pass_sum(batch, lambda name, rows: seen.append((name, rows.clone())))
         return _joined(seen)
@@ -323,7 +323,7 @@ def _nodes_with_examples(present_NP: Tensor) -> list[slice]:
 
 
 @contextmanager
-def _fixed_arithmetic(device: torch.device, threads: int) -> Iterator[None]:
+def fixed_arithmetic(device: torch.device, threads: int) -> Iterator[None]:
     """Keep float32, its smallest numbers and the number of threads, whatever the caller has set.
 
     Half precision, TF32 or flushed denormals would break the bound; another number of threads is

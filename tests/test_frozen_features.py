@@ -1,0 +1,386 @@
+"""Models of which a head is trained: features once per example, and the run stays what it was."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, dropout
+
+import dpcsgp
+from dpcsgp.config import Config, change_config
+from dpcsgp.errors import ModelError
+from dpcsgp.runs import build, frozen_features
+from dpcsgp.runs.facts import Facts
+from dpcsgp.runs.frozen_features import featured, with_frozen_features
+from dpcsgp.runs.frozen_split import NoSplit
+from dpcsgp.tasks import Supervised
+from dpcsgp.tasks.lazy_task import LazySupervised
+from dpcsgp.tasks.supervised import cross_entropy_per_example
+
+SETTINGS: dict[str, Any] = {
+    "algorithm.steps": 4,
+    "privacy.seed": 3,
+    "privacy.expected_batch_size": 16,
+    "compression.spec": "none",
+    "algorithm.learning_rate": 0.5,
+    "run.evaluate_every": 2,
+    "run.checkpoint_every": 1,
+}
+
+
+class Record(dict[str, Any]):
+    """What a model of transformers returns: a dict with attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Model(nn.Module):
+    """A frozen body and a trained head, used in the way that a test is about."""
+
+    def __init__(self, how: str = "plain") -> None:
+        super().__init__()
+        self.body, self.head, self.how = nn.Linear(6, 8).requires_grad_(False), nn.Linear(8, 2), how
+        self.drop = nn.Dropout(0.5)
+        self.gain: Any = 1.0
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, rows: Tensor) -> Any:
+        features = torch.tanh(self.body(rows))
+        match self.how:
+            case "Dropout":
+                features = self.drop(features)
+            case "functional Dropout":
+                features = dropout(features, 0.5, self.training)
+            case "twice":
+                self.head(features)
+            case "keyword":
+                return self.head(input=features)
+            case "trained before":
+                features = features * self.head.bias.sum()
+            case "trained before, detached":
+                features = features * self.head.bias.detach().sum()
+            case "after":
+                return self.head(features).tanh()
+            case "after, in place":
+                return self.head(features).mul_(2.0)
+            case "Dropout after":
+                return self.drop(self.head(features))
+            case "whole batch":
+                return self.head(features.flatten())
+            case "words":
+                return self.head.weight[0, (rows > 0).long()]
+            case "buffer":
+                self.count += 1
+            case "record":
+                return Record(logits=self.head(features))
+            case "more in a record":
+                return Record(logits=self.head(features), features=features)
+        return self.head(features)
+
+
+class Whispering(nn.Module):
+    """Something that the head is told past its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8).requires_grad_(False), Told(8, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.head.told = rows[:, :1]
+        return self.head(self.body(rows))
+
+
+class Told(nn.Linear):
+    """A head that knows more than it is given."""
+
+    told = torch.zeros(1, 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.told
+
+
+class InPlace(nn.Linear):
+    """A head that writes into what it is given."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.relu_())
+
+
+def frozen(*layers: nn.Module) -> nn.Sequential:
+    """Freeze the first of a sequence of layers."""
+    layers[0].requires_grad_(False)
+    return nn.Sequential(*layers)
+
+
+def tied() -> nn.Module:
+    model = frozen(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6, bias=False))
+    model[0].weight = model[2].weight
+    return model
+
+
+def task_of(module: nn.Module, **others: Any) -> Supervised:
+    torch.manual_seed(1)
+    rows = torch.randn(90, 6)
+    labels = (rows[:, 0] > 0).long()
+    return Supervised(module, rows[:60], labels[:60], (40, 20), (rows[60:], labels[60:]), **others)
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "Dropout": (lambda: Model("Dropout"), "draws random numbers"),
+    "functional Dropout": (lambda: Model("functional Dropout"), "draws random numbers"),
+    "Dropout after": (lambda: Model("Dropout after"), "draws random numbers"),
+    "twice": (lambda: Model("twice"), "not called exactly once"),
+    "keyword": (lambda: Model("keyword"), "more than one tensor"),
+    "trained before": (lambda: Model("trained before"), "depends on what is trained"),
+    "detached": (lambda: Model("trained before, detached"), "on what is trained"),
+    "after": (lambda: Model("after"), "not what the model returns"),
+    "in place after": (lambda: Model("after, in place"), "not what the model returns"),
+    "whole batch": (lambda: Model("whole batch"), "do not run alone"),
+    "not called": (lambda: Model("words"), "not called exactly once"),
+    "buffer": (lambda: Model("buffer"), "changes its buffers"),
+    "told": (Whispering, "more than what it is given"),
+    "in place": (lambda: frozen(nn.Linear(6, 8), InPlace(8, 2)), "in place"),
+    "tied": (tied, "nothing is frozen outside"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_cannot_be_cut_are_run_as_a_whole(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_model, reason = REFUSED[name]
+    task = task_of(build_model())
+    with pytest.raises(NoSplit, match=reason):
+        featured(task, (40, 20))
+    with caplog.at_level(logging.INFO):
+        assert with_frozen_features(task, Config(), Facts((6,), 2, (40, 20))) is task
+    assert "at every step" in caplog.text
+
+
+CUT: dict[str, Callable[[], nn.Module]] = {
+    "plain": Model,
+    "Dropout in eval": lambda: Model("Dropout").eval(),
+    "end of a sequence": lambda: frozen(
+        nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 2)
+    ),
+    "in another": lambda: nn.Sequential(nn.Tanh(), Model()),
+    "softmax last": lambda: frozen(nn.Linear(6, 8), nn.Linear(8, 2), nn.LogSoftmax(dim=1)),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_head_and_features_are_the_whole_model(name: str) -> None:
+    torch.manual_seed(0)
+    module = CUT[name]()
+    task = task_of(module)
+    cut = featured(task, (40, 20))
+    assert [id(p) for p in cut.module.parameters() if p.requires_grad] == [
+        id(p) for p in module.parameters() if p.requires_grad
+    ]
+    assert cut.inputs.shape == (60, 8) and cut.test is not None
+    modes = [layer.training for layer in module.modules()]
+    expected, found = module.eval()(task.inputs), cut.module.eval()(cut.inputs)
+    torch.testing.assert_close(found, expected)
+    assert any(modes) != name.endswith("eval")
+    # evaluation, with the module as it is and with another one
+    flat_D = torch.cat([p.detach().flatten() for p in cut.module.parameters() if p.requires_grad])
+    models_KD = torch.stack([flat_D, -flat_D])
+    assert torch.equal(cut.evaluate(models_KD)["accuracy"], task.evaluate(models_KD)["accuracy"])
+
+
+def test_what_the_callers_functions_are_given_stays_the_same() -> None:
+    def own(outputs: Any, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs.logits, targets, reduction="none")
+
+    torch.manual_seed(0)
+    module = Model("record")
+    for loss in (own, cross_entropy_per_example):
+        cut = featured(task_of(module, loss=loss), (40, 20))
+        assert isinstance(cut.module(cut.inputs), Record) == (loss is own)
+        assert cut.evaluate(torch.zeros(1, 18))["accuracy"].numel() == 1
+    # more than logits: only functions of this package, which look at these alone
+    module = Model("more in a record")
+    assert featured(task_of(module), (40, 20)).inputs.shape == (60, 8)
+    with pytest.raises(NoSplit, match="more than the model's logits"):
+        featured(task_of(module, loss=own), (40, 20))
+
+
+def test_data_and_sizes_that_allow_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, facts = task_of(Model()), Facts((6,), 2, (40, 20))
+    assert with_frozen_features(task, Config(), facts) is not task
+    lazy = LazySupervised(task, (None, None))
+    assert with_frozen_features(lazy, Config(), facts) is lazy
+    moving = change_config(Config(), {"task.augmentation": "flip"})
+    assert with_frozen_features(task, moving, facts) is task
+    # by declared numbers and the test data alone: 8 features for 6 inputs
+    monkeypatch.setattr(frozen_features, "MOST_BYTES", 4 * 8 * 90)
+    assert with_frozen_features(task, Config(), facts) is not task
+    assert with_frozen_features(task, Config(), Facts((6,), 2, (41, 20))) is task
+    with pytest.raises(NoSplit, match="32 bytes, the row 24"):  # rows of persons are not counted
+        featured(task, None)
+    small = task_of(frozen(nn.Linear(6, 5), nn.Linear(5, 2)))
+    assert featured(small, None).inputs.shape == (60, 5)
+    assert with_frozen_features(small, Config(), Facts((6,), 2, (10**9, 20))) is not small
+
+
+def test_an_ordinary_model_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen_features, "featured", None)
+    task = task_of(nn.Sequential(nn.Linear(6, 2)))
+    assert with_frozen_features(task, Config(), Facts((6,), 2, (40, 20))) is task
+
+
+@pytest.fixture
+def uncached(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Switch the features off."""
+    return lambda: monkeypatch.setattr(build, "with_frozen_features", lambda task, *_: task)
+
+
+class RowExact(nn.Module):
+    """A body whose bits do not depend on the shape of a pass, a head that is no linear stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.randn(6), requires_grad=False)
+        self.head = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 2))
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.head(torch.cat([first, second], dim=1) * self.gain)
+
+
+def rows_of(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, 6, generator=generator)
+    return rows, (rows[:, 0] > 0).long()
+
+
+def trained(module: nn.Module, out: Path, split: bool = False, **others: Any) -> dpcsgp.Result:
+    def shaped(pair: tuple[Tensor, Tensor]) -> Any:
+        rows, labels = pair
+        return ({"first": rows[:, :2], "second": rows[:, 2:]} if split else rows), labels
+
+    return dpcsgp.train(
+        module,
+        [shaped(rows_of(50, 0)), shaped(rows_of(70, 1))],
+        test_data=shaped(rows_of(40, 2)),
+        epsilon=4.0,
+        delta=1e-3,
+        settings=SETTINGS,
+        out=out,
+        **others,
+    )
+
+
+def test_released_sums_are_those_of_the_whole_model_bit_for_bit(
+    tmp_path: Path, uncached: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where features have the same bits in any pass, so has everything that a run leaves."""
+    torch.manual_seed(0)
+    module = RowExact()
+    with caplog.at_level(logging.INFO):
+        one = trained(module, tmp_path / "one", split=True, num_examples=[60, 70])
+    assert "once per example: 6 features before 'head'" in caplog.text
+    uncached()
+    other = trained(module, tmp_path / "other", split=True, num_examples=[60, 70])
+    models = [load_file(result.folder / "model.safetensors") for result in (one, other)]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[1])
+    drop = {"seconds", "wall_seconds", "time"}
+    for here, there in zip(one.history, other.history, strict=True):
+        assert {k: v for k, v in here.items() if not drop & set(k.split("_"))} == {
+            k: v for k, v in there.items() if not drop & set(k.split("_"))
+        }
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits_and_keeps_no_feature(
+    tmp_path: Path, uncached: Callable[[], None]
+) -> None:
+    torch.manual_seed(0)
+    module = frozen(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2))
+    whole = trained(module, tmp_path / "whole")
+    trained(module, tmp_path / "parts", should_stop=lambda step: step == 2)
+    resumed = trained(module, tmp_path / "parts", resume=True)
+    one, other = (load_file(each.folder / "model.safetensors") for each in (whole, resumed))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    # the result is the whole model: frozen part as it was, on inputs as they are
+    rows, _ = rows_of(40, 2)
+    assert whole.model(rows).shape == (40, 2)
+    assert torch.equal(whole.state_dict()["0.weight"], module.state_dict()["0.weight"])
+    loaded = dpcsgp.load_model(whole.folder, module)
+    assert torch.equal(loaded(rows), whole.model(rows))
+    # no file holds what the frozen part made of a row
+    features = torch.tanh(module[0](rows_of(50, 0)[0])).detach()
+    files = [path.read_bytes() for path in (tmp_path / "parts").rglob("*") if path.is_file()]
+    assert not any(row[:4].numpy().tobytes() in text for text in files for row in features)
+    # and all of it is, but for rounding, what it was without features
+    uncached()
+    before = trained(module, tmp_path / "before")
+    torch.testing.assert_close(whole.model(rows), before.model(rows), rtol=1e-4, atol=1e-5)
+    assert whole.history[-1]["accuracy_nodes"] == before.history[-1]["accuracy_nodes"]
+    assert whole.epsilon == before.epsilon
+
+
+def test_persons(tmp_path: Path, uncached: Callable[[], None]) -> None:
+    torch.manual_seed(0)
+    module, found = frozen(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)), []
+    unit = [[row // 2 for row in range(50)], [row // 3 for row in range(70)]]
+    for name in ("with", "without"):
+        more = {**SETTINGS, "privacy.max_rows_per_unit": 2, "privacy.expected_batch_size": 8}
+        result = dpcsgp.train(
+            module, [rows_of(50, 0), rows_of(70, 1)], epsilon=4.0, delta=1e-3, settings=more,
+            unit=unit, out=tmp_path / name,
+        )  # fmt: skip
+        found.append(result.model(rows_of(40, 2)[0]))
+        uncached()
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+class Batchwise(nn.Module):
+    """A frozen part that looks at the whole batch."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.body, self.head, self.how = nn.Linear(6, 8).requires_grad_(False), nn.Linear(8, 2), how
+
+    def forward(self, rows: Tensor) -> Tensor:
+        features = self.body(rows)
+        scale = features.abs().max() if self.how == "largest" else len(rows)
+        return self.head(features / scale)
+
+
+@pytest.mark.parametrize("how", ["largest", "number"])
+def test_a_frozen_part_that_looks_at_the_batch_is_refused(tmp_path: Path, how: str) -> None:
+    with pytest.raises(ModelError, match="depends on the other examples"):
+        trained(Batchwise(how), tmp_path / how)
+    assert not (tmp_path / how).exists()
+
+
+@pytest.mark.slow
+def test_models_of_transformers() -> None:
+    """BERT with a trained classifier is cut there, with Dropout off; adapters inside are not."""
+    transformers = pytest.importorskip("transformers")
+    settings = {
+        "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 32, "max_position_embeddings": 8, "num_labels": 2,
+    }  # fmt: skip
+    module = transformers.BertForSequenceClassification(transformers.BertConfig(**settings))
+    module.bert.requires_grad_(False)
+    words = torch.randint(50, (90, 8))
+    task = Supervised(
+        module, words[:60], words[:60, 0] % 2, (40, 20), (words[60:], words[60:, 0] % 2)
+    )
+    with pytest.raises(NoSplit, match="draws random numbers"):
+        featured(task, (40, 20))
+    module.eval()
+    cut = featured(task, (40, 20))
+    assert cut.inputs.shape == (60, 16)
+    torch.testing.assert_close(cut.module(cut.inputs), module(words[:60]).logits)
+    module.bert.encoder.requires_grad_(True)
+    with pytest.raises(NoSplit):
+        featured(task, (40, 20))
