@@ -6,6 +6,7 @@ import json
 import shutil
 import statistics
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,30 @@ def test_who_keeps_an_old_version_is_told_and_loses_nothing(tmp_path: Path) -> N
     assert {frame for frames in frames_sent(tmp_path, "c").values() for frame in frames}
     with pytest.raises(ConfigError, match="version 1 of the roster is over"):
         results_folder(request_of(tmp_path, "a", "v1.toml"))
+
+
+@pytest.mark.slow
+def test_who_calls_again_and_again_with_an_old_version_does_not_fill_the_log(
+    tmp_path: Path,
+) -> None:
+    """c runs version 1 though it is in version 2: a, which hears it, says why it waits, once."""
+    one = first_version(tmp_path, "abc")
+    next_version(tmp_path, one, Amendment(3, settings=("algorithm.polish_rounds=2",)))
+    with running(tmp_path) as parties:
+        for name in "ab":
+            results_folder(request_of(tmp_path, name, "v1.toml"))
+        parties.start("v2.toml", "a", "b")
+        parties.start("v1.toml", "c")
+        parties.until("a", waiting_for="c", peers="it still runs an earlier version of the roster")
+        parties.until("c", peers="took effect at round 3")
+        parties.until("a", log="waiting for c")
+        parties.until("c", log="waiting for b")
+        before = [parties.status(name)["log"] for name in "ac"]
+        time.sleep(3)  # some ten calls, all refused
+        assert [parties.status(name)["log"] for name in "ac"] == before
+        parties.kill("c")
+        parties.start("v2.toml", "c")
+        parties.wait()
 
 
 PAIRS = 5  # of runs without and with amendments
