@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 from amended import (
@@ -194,6 +195,28 @@ def test_who_keeps_an_old_version_is_told_and_loses_nothing(tmp_path: Path) -> N
     assert {frame for frames in frames_sent(tmp_path, "c").values() for frame in frames}
     with pytest.raises(ConfigError, match="version 1 of the roster is over"):
         results_folder(request_of(tmp_path, "a", "v1.toml"))
+
+
+@pytest.mark.slow
+def test_who_leaves_just_before_the_end_does_not_leave_models_apart(tmp_path: Path) -> None:
+    """Two rounds are left: copies at zero would not catch up, so models are handed over."""
+    one = first_version(tmp_path, "abc")
+    two = next_version(tmp_path, one, Amendment(11, leave=("c",)))
+    with running(tmp_path) as parties:
+        for name in "abc":
+            results_folder(request_of(tmp_path, name, "v1.toml"))
+        parties.start("v2.toml", "a", "b", "c")
+        parties.until("a", version=2)
+        parties.kill("a")  # while it begins: it goes on with the same message
+        parties.start("v2.toml", "a")
+        parties.wait()
+    models = [load_file(latest_place(party(tmp_path, name)) / "model.safetensors") for name in "ab"]
+    a_D, b_D = (tensors["node_models"][0] for tensors in models)
+    assert (a_D - b_D).norm() < 0.03 * a_D.norm()  # with copies at zero: 0.1
+    for name in "ab":
+        assert steps_of(tmp_path, name) == list(range(12))
+        assert summary_of(tmp_path, name)["rounds"] == 13
+    assert two.hands_over and not two.newcomers
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from parties import QUICK, federation, networks, open_network
 from dpcsgp.algorithms import DPCSGP
 from dpcsgp.compression import frames
 from dpcsgp.compression.parsing import parse_compressor
-from dpcsgp.errors import ConfigError, JournalError, RestoredBackupError, WaitStoppedError
+from dpcsgp.errors import ConfigError, JournalError, RestoredBackupError
 from dpcsgp.federation.party_network import PartyNetwork, WaitStoppedError
 from dpcsgp.federation.transport_ends import Timing
 from dpcsgp.graphs import Topology, directed_ring, from_edges
