@@ -63,10 +63,17 @@ def pair(name: str) -> tuple[bytes, bytes]:
     return certificate(name)
 
 
+_GIVEN: set[int] = set()  # ports; the system gives one again that nobody listens on yet
+
+
 def free_address() -> str:
-    """Return a loopback address whose port is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    """Return a loopback address whose port is free now, and that was not returned before."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        if port not in _GIVEN:
+            _GIVEN.add(port)
+            return f"127.0.0.1:{port}"
 
 
 def federation(

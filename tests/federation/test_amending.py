@@ -22,6 +22,7 @@ from dpcsgp.federation.differences import differences
 from dpcsgp.federation.history import Chapter, spent_by
 from dpcsgp.federation.party_run import open_network, prepare_party, results_folder
 from dpcsgp.federation.roster import Roster
+from dpcsgp.federation.rounds import Rounds
 from dpcsgp.federation.run_place import home_of
 from dpcsgp.federation.succession import refuse_later_frames
 from dpcsgp.privacy import composed_epsilon
@@ -54,6 +55,23 @@ def test_a_version_goes_on_from_the_one_before(one: Roster, two: Roster) -> None
     assert Roster.parse(two.text()) == two
     assert "history of version 1, rounds" in {each.field for each in differences(one, two)}
     assert "party b, name" in {each.field for each in differences(one, two)}
+
+
+def test_models_are_handed_over_where_few_rounds_are_left(one: Roster, two: Roster) -> None:
+    """The roster says so, in its fingerprint; one that does not is run as it was begun."""
+    late = amend(one, Amendment(11, leave=("b",)))
+    assert late.roster.hands_over and not two.hands_over
+    assert "hand_over = true" in late.roster.text() and "hand_over" not in two.text()
+    assert Roster.parse(late.roster.text()) == late.roster
+    before = replace(late.roster, history=(replace(late.roster.history[0], hand_over=False),))
+    check_succession(examine(one), before)
+    assert before.fingerprint != late.roster.fingerprint
+    # One message more: a model of 14 coordinates of 4 bytes.
+    assert late.bytes_per_edge - examine(before).bytes_per_edge == 4 * late.design.dim
+    assert Rounds(late.roster, late.design).size_of_frame(0) == 4 * late.design.dim
+    assert Rounds(before, late.design).shift == 11 and Rounds(late.roster, late.design).shift == 10
+    uncompressed = amend(one, Amendment(11, settings=("compression.spec=none",)))
+    assert not uncompressed.roster.hands_over
 
 
 def test_budgets_pay_for_all_versions(one: Roster, two: Roster, root: Path) -> None:

@@ -300,6 +300,32 @@ def test_a_party_that_was_killed_at_the_end_does_not_wait_for_those_who_have_lef
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.slow
+def test_who_waits_for_those_who_have_ended_is_told_how_to_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed just before the last acknowledgement was written: nobody will ever answer."""
+    monkeypatch.setattr("dpcsgp.federation.party_network._FAREWELL_SECONDS", 0.5)
+    selves, peers = federation(3)
+    plan: dict[str, Any] = {"size_of_round": lambda round_: SIZE if round_ < 2 else 0}
+    with networks(RING, tmp_path, SIZE, **plan) as parties:
+        at_once([lambda n=n: play(n, range(2)) for n in parties])
+        at_once([n.finish for n in parties])
+    (tmp_path / "anna" / "acknowledged.json").unlink()
+    said: list[str] = []
+    with closing(open_network(selves[0], peers, RING, tmp_path, SIZE, **plan)) as again:
+        play(resume_at(again, 1), range(1, 2))
+
+        def hear(text: str) -> None:
+            said.append(text)
+            again.stop()
+
+        with pytest.raises(WaitStoppedError, match="bert"):
+            again.finish(hear)
+    assert len(said) == 1
+    assert "bert has not confirmed" in said[0] and "Ctrl-C" in said[0]
+
+
 def test_checkpoints_let_old_frames_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpcsgp.federation.frame_log._SEGMENT_BYTES", 1)
     with networks(RING, tmp_path, SIZE, timing=QUICK) as parties:

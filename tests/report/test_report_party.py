@@ -58,7 +58,7 @@ def test_a_party_speaks_of_its_own_model(make_folder: MakeFolder) -> None:
     "reason",
     [
         "interrupted at step 12 of 30",
-        "interrupted: trained to the end, but others still lack the last messages",
+        "interrupted: trained to the end, a has not confirmed the last messages",
         "privacy budget spent at step 12 of 30",
         "completed",  # whatever the text says: what was not handed over is not done
     ],

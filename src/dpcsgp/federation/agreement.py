@@ -168,7 +168,7 @@ def examine(roster: Roster, model: nn.Module | None = None) -> Agreement:
 
 def handed_over_bytes(roster: Roster, design: RunDesign) -> int:
     """Return the size of a model that everybody hands over before the first round; 0: nobody."""
-    return MODEL_BYTES * design.dim if roster.newcomers else 0
+    return MODEL_BYTES * design.dim if roster.hands_over else 0
 
 
 def declared_shape(config: Config) -> DataShape:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 from torch import nn
@@ -30,6 +30,8 @@ from dpcsgp.federation.roster import (
 from dpcsgp.federation.roster_checks import check_parties, check_settings
 from dpcsgp.runs.design import build_topology
 from dpcsgp.runtime.process_agreement import MACHINE_SETTINGS
+
+_MOST_UNKNOWN: Final = 0.05  # share of a model, by the law of gossip, when the plan ends
 
 # What the states, ledgers and counts of all versions have in common.
 FIXED: Final = (
@@ -95,7 +97,24 @@ def amend(old: Roster, wanted: Amendment, model: nn.Module | None = None) -> Agr
         (*old.history, _chapter(before, wanted.at_round, _is_cut(old, wanted), wanted.rejoin)),
     )  # fmt: skip
     check_succession(before, new)
-    return examine(new, model)
+    found = examine(new, model)
+    if not new.hands_over and _ends_apart(found, wanted.at_round):
+        last = replace(new.history[-1], hand_over=True)
+        found = examine(replace(new, history=(*new.history[:-1], last)), model)
+    return found
+
+
+def _ends_apart(new: Agreement, at_round: int) -> bool:
+    """Say whether too few rounds are left for copies that begin at zero.
+
+    What receivers do not know of a model yet shrinks by the mixing radius in every round. Models
+    that are handed over cost as much as many rounds, so they are only where it matters.
+    """
+    radius, config = new.design.mixing_radius, new.roster.config
+    if config.compression.spec == "none":  # the first message says it all
+        return False
+    left = new.design.rounds + config.algorithm.polish_rounds - at_round
+    return radius is not None and radius**left > _MOST_UNKNOWN
 
 
 def _is_cut(old: Roster, wanted: Amendment) -> bool:
@@ -136,7 +155,9 @@ def check_succession(old: Agreement, new: Roster) -> None:
             "versions in between"
         )
     last = new.history[-1]
-    right_one = _chapter(old, last.rounds, last.cut, last.restored)
+    right_one = replace(
+        _chapter(old, last.rounds, last.cut, last.restored), hand_over=last.hand_over
+    )
     expected = [each.content() for each in (*before.history, right_one)]
     faults = [
         Difference(f"history of version {place}, {key}", right[key], told.get(key))

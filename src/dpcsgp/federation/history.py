@@ -36,6 +36,8 @@ class Chapter:
         restored: parties that lost what they had released; their ledgers are brought up.
         parties: names in the order of the nodes.
         releases: what a step cost each of them.
+        hand_over: whether the next version begins with everybody's model to everybody who hears
+            it, though nobody joins. Rosters that do not say so were begun without.
     """
 
     fingerprint: str
@@ -45,6 +47,7 @@ class Chapter:
     restored: tuple[str, ...]
     parties: tuple[str, ...]
     releases: tuple[ReleaseEvent, ...]
+    hand_over: bool = False
 
     def content(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -63,6 +66,8 @@ class Chapter:
         if shared is not None:
             rows = [list(event.by_colluders) for event in self.releases]
             about |= {"max_colluders": shared, "by_colluders": rows}
+        if self.hand_over:  # left out otherwise: fingerprints of older rosters stay
+            about["hand_over"] = True
         return about
 
     def lines(self) -> list[str]:
@@ -80,8 +85,9 @@ class Chapter:
         )
         restored, parties = _take_names(fields, "restored"), _take_names(fields, "parties")
         releases = _take_releases(fields)
+        hand_over = fields.flag("hand_over") if fields.has("hand_over") else False
         fields.end()
-        chapter = cls(*head, restored, parties, releases)
+        chapter = cls(*head, restored, parties, releases, hand_over)
         if len(releases) != len(parties) or not parties or not {*restored} <= {*parties}:
             raise fields.wrong("parties", list(parties), "one entry per party in every list")
         return chapter

@@ -201,17 +201,21 @@ class PartyNetwork(Mixer):
         """
         self._wait(missing, what)
 
-    def finish(self) -> None:
+    def finish(self, say: Callable[[str], None] = lambda text: None) -> None:
         """Wait until every receiver has all own frames on its disk; then this party may leave.
 
         Senders that are connected are told that theirs are safe here; others may have left
         because they know, so they are waited for a few seconds only.
 
+        Args:
+            say: told once how to end a wait that is not short. A party that was killed before the
+                last acknowledgement came may ask those who have ended, and nobody answers.
+
         Raises:
             SilentPeerError: patience is over; names the party.
             WaitStoppedError: `stop` was called.
         """
-        self._wait(self._journal.unacknowledged, "the last acknowledgement")
+        self._wait(self._journal.unacknowledged, "the last acknowledgement", say)
         with self._journal.changed:
             self._journal.changed.wait_for(lambda: not self._journal.untold(), _FAREWELL_SECONDS)
 
@@ -286,8 +290,16 @@ class PartyNetwork(Mixer):
             if not self._journal.has(node, round_)
         ]
 
-    def _wait(self, missing: Callable[[], list[Peer]], what: str) -> None:
-        """Sleep until nobody is missing; say for whom, and give up only where asked to."""
+    def _wait(
+        self,
+        missing: Callable[[], list[Peer]],
+        what: str,
+        advise: Callable[[str], None] | None = None,
+    ) -> None:
+        """Sleep until nobody is missing; say for whom, and give up only where asked to.
+
+        `advise` is told once how the last of all waits can be ended.
+        """
         started = said = self._waiting_since = time.monotonic()
         returned = False
         with self._journal.changed:
@@ -295,6 +307,9 @@ class PartyNetwork(Mixer):
                 self.waiting_for = tuple(peer.name for peer in absent)
                 self._raise_if_stopped(f"{what} of {', '.join(self.waiting_for)}")
                 self._check_patience(absent, started, what)
+                if advise is not None and time.monotonic() - started > _FAREWELL_SECONDS:
+                    _advise(advise, self.waiting_for)
+                    advise = None
                 if time.monotonic() - said > _SAY_SECONDS:
                     said = time.monotonic()
                     _LOG.info("waiting for %s of %s", what, ", ".join(self.waiting_for))
@@ -329,3 +344,15 @@ class PartyNetwork(Mixer):
                     f"{self._patience:g}) while {what} was awaited"
                     + (f"; last: {problem}" if problem else "")
                 )
+
+
+def _advise(say: Callable[[str], None], names: tuple[str, ...]) -> None:
+    """Say who has not confirmed the last messages, and when not to wait for it."""
+    text = (
+        f"{', '.join(names)} has not confirmed this party's last messages. Who has ended, or has "
+        "begun a later version of the roster (`dpcsgp party status` there), holds them: then stop "
+        "this party with Ctrl-C, its model and ledger are complete. Otherwise let it run, or start "
+        "it again later"
+    )
+    _LOG.warning("%s", text)
+    say(text)

@@ -125,7 +125,7 @@ def _run_version(
             pairs = _pairs(prepared, network, board)
             run = _built(prepared, network, folder, pairs, on_row)
             with closing(run.gradients.ledger), reporter.progress() as show:
-                gate = Gate(run, network, stop, keeper, prepared, pairs)
+                gate = Gate(run, network, stop, keeper, prepared, pairs, reporter.say)
                 progress = to_the_end(folder, gate, show)
                 summary = write_results(prepared, folder, run, progress)
                 if summary["handed_over"]:

@@ -5,6 +5,7 @@ The loop is that of `training.train`; what a party adds is asked before every st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -43,6 +44,7 @@ class Gate:
         keeper: of the status.
         prepared: the checked request.
         pairs: the partners in shared noise, if there are any.
+        say: tells the operator one sentence.
         met: whether the receivers have been met since this start.
     """
 
@@ -52,6 +54,7 @@ class Gate:
     keeper: StatusKeeper
     prepared: PreparedParty
     pairs: PartyPairs | None = None
+    say: Callable[[str], None] = lambda text: None
     met: bool = False
 
     def __call__(self, step: int) -> Stop | None:
@@ -121,10 +124,11 @@ def to_the_end(folder: ResultsFolder, gate: Gate, show: ShowStanding) -> Progres
     if progress.ending is Ending.COMPLETED:
         keeper.phase = "handing over"
         try:
-            network.finish()
+            network.finish(gate.say)
         except WaitStoppedError:
             progress.ending = Ending.INTERRUPTED
-            progress.detail = ": trained to the end, but others still lack the last messages"
+            names = ", ".join(network.waiting_for)
+            progress.detail = f": trained to the end, {names} has not confirmed the last messages"
     return progress
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Final
 
 from dpcsgp.errors import ConfigError
 from dpcsgp.graphs import Topology
+
+_MOST_SAID: Final = 20  # log lines about one line of messages before it works again
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,8 @@ class StatusBoard:
         self._status = {node: PeerStatus() for node in nodes}
         # Silence is measured by a clock that nobody sets.
         self._heard_at: dict[int, float] = {}
+        # What was logged of each line since it last worked.
+        self._said: dict[tuple[int, Method], set[str]] = defaultdict(set)
         self._lock = threading.Lock()
 
     def of(self, node: int) -> PeerStatus:
@@ -179,11 +185,13 @@ class StatusBoard:
             now = self._status[node]
             self._status[node] = replace(now, lines=now.lines + 1)
 
-    def closed(self, node: int) -> None:
-        """Note that such a call has ended."""
+    def closed(self, node: int, lasted: bool = True) -> None:
+        """Note that such a call has ended; one that lasted has worked."""
         with self._lock:
             now = self._status[node]
             self._status[node] = replace(now, lines=now.lines - 1)
+            if lasted:
+                self._forget_said(node)
 
     def heard(self, node: int, size: int) -> None:
         """Note that bytes came from this neighbour."""
@@ -204,6 +212,8 @@ class StatusBoard:
         """
         with self._lock:
             now = self._status[node]
+            if received > now.received or acknowledged > now.acknowledged:
+                self._forget_said(node)
             self._status[node] = replace(
                 now,
                 received=max(now.received, received),
@@ -211,12 +221,25 @@ class StatusBoard:
                 problem="",
             )
 
-    def trouble(self, node: int, text: str) -> bool:
-        """Note what went wrong with this neighbour; return whether that is new.
+    def trouble(self, node: int, text: str, line: Method = Method.HELLO) -> bool:
+        """Note what went wrong with this neighbour; return whether that is to be logged."""
+        with self._lock:
+            self._status[node] = replace(self._status[node], problem=text)
+        return self.is_news(node, text, line)
 
-        The same text again and again would fill a log.
+    def is_news(self, node: int, text: str, line: Method) -> bool:
+        """Say whether this is to be logged: not yet said of a line since it last worked.
+
+        A line that is dialled and refused again and again would fill a log.
         """
         with self._lock:
-            known = self._status[node].problem == text
-            self._status[node] = replace(self._status[node], problem=text)
-            return not known
+            said = self._said[node, line]
+            # Texts may come from the other end: their number has a limit.
+            if text in said or len(said) >= _MOST_SAID:
+                return False
+            said.add(text)
+            return True
+
+    def _forget_said(self, node: int) -> None:
+        for line in Method:
+            self._said.pop((node, line), None)

@@ -159,6 +159,11 @@ class Roster:
             if card.name not in last.parties or card.name in last.restored
         )
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether everybody's own model is the first message of this version."""
+        return bool(self.newcomers) or bool(self.history and self.history[-1].hand_over)
+
     @cached_property
     def topology(self) -> Topology:
         """The graph with its weights, as all parties compute them."""

@@ -1,8 +1,8 @@
 """Which rounds of the whole plan a version of the roster makes, and how the journal counts them.
 
 Rounds and steps are counted over all versions; a journal counts from 0 in each of them. Where
-somebody has just joined, the first frame of a version is everybody's own model, uncompressed, and
-its rounds follow.
+somebody has just joined, or few rounds are left, the first frame of a version is everybody's own
+model, uncompressed, and its rounds follow.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Rounds:
     @property
     def shift(self) -> int:
         """What to add to a number of the journal to get the round of the plan."""
-        return self.first - bool(self.roster.newcomers)
+        return self.first - self.roster.hands_over
 
     def made(self, frames: int) -> int:
         """Return how many rounds of the plan are over after so many frames of this version."""

@@ -39,7 +39,7 @@ async def keep_calling(
         try:
             await _call_once(own, desk, peer, method, closing, pauses)
         except Exception as error:  # whatever it is, it ends this attempt and not the next
-            if desk.status.trouble(peer.node, str(error)):
+            if desk.status.trouble(peer.node, str(error), method):
                 _LOG.warning("no line with %s (%s): %s", peer, method.value, error)
         if not closing.is_set():
             await _pause(desk, peer, closing, pauses)
@@ -110,7 +110,8 @@ async def _call_once(
         await greet(line, desk.facts(peer), desk.timing.hello, desk.over)
         greeted = time.monotonic()
         desk.status.opened(peer.node)
-        _LOG.info("connected to %s (%s)", peer, method.value)
+        if desk.status.is_news(peer.node, "connected", method):
+            _LOG.info("connected to %s (%s)", peer, method.value)
         try:
             await first_to_end(end(line, desk, peer), _until(closing))
             await line.finish(_FAREWELL_SECONDS)
@@ -119,9 +120,10 @@ async def _call_once(
             raise
         finally:
             # A line that is refused right after its hello is not dialled without end.
-            if time.monotonic() - greeted > desk.timing.beat:
+            lasted = time.monotonic() - greeted > desk.timing.beat
+            if lasted:
                 pauses.start_over()
-            desk.status.closed(peer.node)
+            desk.status.closed(peer.node, lasted)
 
 
 @asynccontextmanager

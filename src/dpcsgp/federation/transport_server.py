@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -105,16 +106,26 @@ class Reception:
                 desk, peer = await self._greeted(line, owners)
                 await self._serve(line, desk, peer, method)
             except (WireError, JournalError) as error:
-                if desk.status.trouble(peer.node, str(error)):
+                if desk.status.trouble(peer.node, str(error), method):
                     _LOG.warning("call %s of %s refused: %s", method.value, peer, error)
+                if desk is not self._desk:
+                    self._tell_newest(peer, str(error))
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             except LineClosedError as error:
-                _LOG.info("line with %s closed: %s", peer, error)
+                if desk.status.is_news(peer.node, f"closed: {error}", method):
+                    _LOG.info("line with %s closed: %s", peer, error)
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             finally:
                 self._calls[peer.name] -= 1
 
         return answer
+
+    def _tell_newest(self, caller: Peer, text: str) -> None:
+        """Show beside a party that is waited for that it still runs an earlier version."""
+        for peer in self._desk.neighbours.all():
+            if peer.name == caller.name:
+                told = f"it still runs an earlier version of the roster, and was told: {text}"
+                self._desk.status.trouble(peer.node, told)
 
     def _say_refused(self, text: str) -> None:
         """Log a refused call; each reason once, so that nobody can fill the log."""
@@ -172,11 +183,13 @@ class Reception:
         replaced = self._replaced[place] = asyncio.Event()
         end = receive_frames if method is Method.PUSH else send_frames
         desk.status.opened(peer.node)
-        _LOG.info("%s is connected (%s)", peer, method.value)
+        if desk.status.is_news(peer.node, "connected", method):
+            _LOG.info("%s is connected (%s)", peer, method.value)
+        greeted = time.monotonic()
         try:
             await first_to_end(end(line, desk, peer), _until(replaced), _until(self._closing))
         finally:
-            desk.status.closed(peer.node)
+            desk.status.closed(peer.node, time.monotonic() - greeted > desk.timing.beat)
             if self._replaced.get(place) is replaced:
                 del self._replaced[place]
 

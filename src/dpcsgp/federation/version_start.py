@@ -1,7 +1,8 @@
 """How a later version of a roster begins: from the models as they are, with the ledger as it is.
 
     last round of the old version -> own model kept in `start/` -> network of the new version
-    -> everybody's model to everybody, where somebody joined -> first checkpoint -> training
+    -> everybody's model to everybody, where somebody joined or few rounds are left
+    -> first checkpoint -> training
 
 Gossip starts anew: weights at one, the anchor at the public initial model, public copies at zero or
 at what was handed over. So models need not fit together, and every party may begin with the one it
@@ -101,7 +102,7 @@ def begin_version(
     run.recorder.keep_until(step - 1)
     record(run, progress)
     keeper.standing = standing(run, progress)
-    if roster.newcomers:
+    if roster.hands_over:
         try:
             heard_SD = _handed_over(network, model_ND)
         except WaitStoppedError:
