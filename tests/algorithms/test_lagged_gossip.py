@@ -32,6 +32,7 @@ class AnyOrder(Simulator):
         self.lag, self.chance, self.kept = lag, random.Random(seed), []
         self.edges = edges_into(topology, self.nodes)
         self.had = [0] * len(self.edges)
+        self.heard: list[list[int]] = []
 
     def credits(self, round_: int, in_step: Sequence[bool]) -> list[int]:
         for edge, (node, _) in enumerate(self.edges):
@@ -40,6 +41,12 @@ class AnyOrder(Simulator):
             wanted = least if self.chance.random() < 0.7 else self.chance.randint(least, round_)
             self.had[edge] = max(self.had[edge], wanted)
         return list(self.had)
+
+    def ahead(self, round_: int) -> list[int]:
+        if self.lag:
+            self.had = [self.chance.choice([had, round_ + 1]) for had in self.had]
+        self.heard.append(list(self.had))
+        return self.heard[-1]
 
     def frames_of(self, round_: int, senders: Sequence[int]) -> Tensor:
         return self.kept[round_][list(senders)]
@@ -75,7 +82,7 @@ def under_way(method: LaggedDPCSGP, state: Any, network: AnyOrder) -> tuple[Tens
     """Return the mass of x and y in frames that were sent and not taken."""
     x_D, y = torch.zeros(DIM, dtype=torch.float64), 0.0
     public = PublicRandomness(0, network.nodes)
-    for edge, (_, sender, weight) in enumerate(method.edges):
+    for edge, (_, sender, weight, _) in enumerate(method.edges):
         copy_D = state.copies_ED[edge].clone()
         for round_ in range(state.round - int(state.behind_E[edge]), state.round):
             size = method.compressor.num_bytes(DIM)
@@ -102,7 +109,7 @@ def test_mass_is_conserved_in_any_order(topology: Topology, lag: int) -> None:
         assert torch.allclose(found_D, total_D, atol=2e-5)
     # Copies are the senders' own, to the last bit.
     state = method.settle(state, network, public)
-    for edge, (_, sender, _) in enumerate(method.edges):
+    for edge, (_, sender, *_) in enumerate(method.edges):
         assert torch.equal(state.copies_ED[edge], state.x_hat_ND[sender])
     assert float(state.y_N1.sum()) == pytest.approx(topology.num_nodes, rel=1e-12)
 
@@ -185,12 +192,17 @@ def test_a_turn_without_a_gradient_moves_nothing_and_is_counted() -> None:
 class Recorded(AnyOrder):
     """Plays what another network let be taken before each frame, as a party does after a crash."""
 
-    def __init__(self, topology: Topology, taken: Sequence[list[int]]) -> None:
+    def __init__(
+        self, topology: Topology, taken: Sequence[list[int]], heard: Sequence[list[int]]
+    ) -> None:
         super().__init__(topology, 0, 0)
-        self.taken = taken
+        self.taken, self.right_after = taken, heard
 
     def credits(self, round_: int, in_step: Sequence[bool]) -> list[int]:
         return self.taken[round_]
+
+    def ahead(self, round_: int) -> list[int]:
+        return list(self.right_after[round_])
 
 
 def test_frames_depend_on_what_was_taken_and_not_on_how_it_came() -> None:
@@ -203,13 +215,13 @@ def test_frames_depend_on_what_was_taken_and_not_on_how_it_came() -> None:
             num_in_step += any(in_step)
             return super().credits(round_, in_step)
 
-        def send(self, frames_NB: Tensor) -> None:
+        def ahead(self, round_: int) -> list[int]:
             taken.append(list(self.had))
-            super().send(frames_NB)
+            return super().ahead(round_)
 
     method, network = lagged(topology, 5, rate=0.5), Noted(topology, 5, seed=1)
     train(method, network, 60)
-    again = Recorded(topology, taken)
+    again = Recorded(topology, taken, network.heard)
     train(method, again, 60)
     assert num_in_step > 5
     for round_, (one, two) in enumerate(zip(network.kept, again.kept, strict=True)):

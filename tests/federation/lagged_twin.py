@@ -15,6 +15,7 @@ from dpcsgp.federation.lagged_network import TURNS
 from dpcsgp.federation.party_run import prepare_party
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import JOURNAL
+from dpcsgp.federation.turn_log import PartyTurn
 from dpcsgp.network.late_simulator import LateSimulator
 from dpcsgp.network.virtual_time import NO_GRADIENT, Timeline, Turn
 from dpcsgp.privacy import read_ledgers, releases_by_node
@@ -24,10 +25,13 @@ from dpcsgp.runs.simulated_lateness import with_lateness
 from dpcsgp.training import train
 
 
-def turns_of(root: Path, node: int) -> list[tuple[tuple[int, ...], int]]:
+def turns_of(root: Path, node: int) -> list[PartyTurn]:
     """Return what a party has written down: frames taken, and gradient, by round."""
     lines = (results_of(root, node) / JOURNAL / TURNS).read_text().splitlines()
-    return [(tuple(credits), gradient) for _, credits, gradient, _ in map(json.loads, lines)]
+    return [
+        PartyTurn(tuple(credits), gradient, tuple(ahead))
+        for _, credits, gradient, ahead, _ in map(json.loads, lines)
+    ]
 
 
 def timeline_of(root: Path, roster: Roster) -> Timeline:
@@ -40,10 +44,11 @@ def timeline_of(root: Path, roster: Roster) -> Timeline:
             tuple(
                 Turn(
                     float(round_),
-                    credits,
-                    gradient if skips else (round_ if round_ < steps else NO_GRADIENT),
+                    turn.credits,
+                    turn.gradient if skips else (round_ if round_ < steps else NO_GRADIENT),
+                    turn.ahead,
                 )
-                for round_, (credits, gradient) in enumerate(found)
+                for round_, turn in enumerate(found)
             )
         )
     return Timeline(tuple(turns), (0.0,) * len(turns), steps)

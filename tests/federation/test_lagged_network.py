@@ -36,6 +36,7 @@ def turn(network: LaggedPartyNetwork) -> tuple[int, ...]:
     """Take what has come and send the next frame; return how much was taken."""
     round_ = network.traffic.rounds
     taken = network.credits(round_, [False])
+    network.ahead(round_)
     network.send(frame_of(network.nodes[0], round_))
     return taken
 
@@ -57,7 +58,7 @@ def test_what_was_heard_before_a_frame_is_the_same_after_a_crash(tmp_path: Path)
             assert turn(anna) == (0,)  # round 0 takes nothing: no frame is of an earlier round
             assert anna.credits(1, [False]) == (1,)
             anna.meet_receivers()
-            anna.turns.record(1, PartyTurn((0,), NO_GRADIENT))  # as if it had been heard later
+            anna.turns.record(1, PartyTurn((0,), NO_GRADIENT, (1,)))  # as if it had been heard later
         # Another frame comes; the released past must not change because of it.
         with closing(opened(selves[0], peers, tmp_path)) as anna:
             turn(bert)

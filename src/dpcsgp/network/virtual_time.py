@@ -73,11 +73,14 @@ class Turn:
         seconds: when it was sent.
         credits: how many frames of each sender, ascending, had moved their mass before.
         gradient: the round before which the gradient in it was begun; `NO_GRADIENT`: none is.
+        ahead: how many frames of each sender were there when it was sent, its own round included;
+            empty: no more than before.
     """
 
     seconds: float
     credits: tuple[int, ...]
     gradient: int
+    ahead: tuple[int, ...] = ()
 
 
 @final
@@ -223,7 +226,8 @@ class _Player:
         used = NO_GRADIENT
         if round_ < course.rounds and self._ready(node, now):
             used, node.done = node.began, None
-        node.turns.append(Turn(now, tuple(node.taken[j] for j in node.senders), used))
+        ahead = tuple(min(node.arrived[j], round_ + 1) for j in node.senders)
+        node.turns.append(Turn(now, tuple(node.taken[j] for j in node.senders), used, ahead))
         node.sent_weights.append(node.weight)
         node.weight -= self._leaves(index) * node.weight
         self._dispatch(index, now)
