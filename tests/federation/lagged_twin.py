@@ -20,6 +20,7 @@ from dpcsgp.network.late_simulator import LateSimulator
 from dpcsgp.network.virtual_time import NO_GRADIENT, Timeline, Turn
 from dpcsgp.privacy import read_ledgers, releases_by_node
 from dpcsgp.runs.build import build_run
+from dpcsgp.runs.data import load_builtin_data
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.simulated_lateness import with_lateness
 from dpcsgp.training import train
@@ -61,7 +62,8 @@ def check_lagged_twin(root: Path, roster: Roster) -> Timeline:
     design = prepared.design
     folder = ResultsFolder.create(root / "simulated", config)
     network = LateSimulator(design.topology, timeline, config.network.max_lag)
-    run = with_lateness(build_run(design, prepared.data, network, folder), config)
+    data = load_builtin_data(config)  # a party keeps its own share only
+    run = with_lateness(build_run(design, data, network, folder), config)
     run = replace(run, checkpoints=None)
     progress = train(run)
     run.gradients.ledger.close()

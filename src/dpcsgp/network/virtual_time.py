@@ -105,9 +105,13 @@ class Timeline:
     @property
     def contributed(self) -> tuple[int, ...]:
         """In how many rounds each node put in a gradient."""
+        return self.contributed_before(self.rounds)
+
+    def contributed_before(self, round_: int) -> tuple[int, ...]:
+        """In how many of the first rounds each node put in a gradient."""
+        until = min(round_, self.rounds)
         return tuple(
-            sum(turn.gradient != NO_GRADIENT for turn in turns[: self.rounds])
-            for turns in self.turns
+            sum(turn.gradient != NO_GRADIENT for turn in turns[:until]) for turns in self.turns
         )
 
     @property
