@@ -103,7 +103,7 @@ def test_the_first_sentence_speaks_of_one_party(make_folder: MakeFolder) -> None
     (verdict,) = re.findall(r'<p class="verdict">(.*?)</p>', page)
     assert "the model of party north, one of 3, has accuracy" in verdict
     assert "nodes" not in verdict and "not finished" not in verdict
-    page = page_of(make_folder(nodes=1, **party(12)))
+    page = page_of(make_folder("second", nodes=1, **party(12)))
     assert "The federation is not finished." in page
 
 
