@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -230,25 +230,10 @@ def _iterate(run: Run, progress: Progress) -> None:
     memory = memory_of_ready(progress.memory, memory, ready)
     del model_ND, grad_ND, direction_ND  # N x D tensors less while the nodes exchange
     if (step + 1) % run.schedule.gossip_every == 0:
-        with naming_gradient_step(state.step), _traffic_of_whole_rounds(run.network.traffic):
+        with naming_gradient_step(state.step), run.network.traffic.of_whole_rounds():
             state = run.algorithm.gossip(state, run.network, run.public)
     # Assigned together at the end: whatever interrupts an iteration leaves the state before it.
     progress.state, progress.memory = state, memory
-
-
-@contextmanager
-def _traffic_of_whole_rounds(traffic: Traffic) -> Iterator[None]:
-    """Take back what was counted in a round that fails after its frame was sent.
-
-    The number of rounds names the next frame: a checkpoint of the state before this round, with the
-    count after it, would send the frame of this round as that of the next.
-    """
-    before = traffic.as_dict()
-    try:
-        yield
-    except BaseException:
-        traffic.restore(**before)
-        raise
 
 
 def _descended(algorithm: Any, state: Any, grad_ND: Tensor, ready: Sequence[bool] | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
 from dpcsgp.compression import frames, parse_compressor
 from dpcsgp.errors import WireError
 from dpcsgp.graphs import Topology, directed_exponential, directed_ring, random_digraph, star
-from dpcsgp.graphs.lag import edges_into
+from dpcsgp.graphs.lag import edges_into, least_weights
 from dpcsgp.network import Simulator
 from dpcsgp.network.late_simulator import LateSimulator
 from dpcsgp.network.virtual_time import NO_GRADIENT, Course, Pace, Timeline, Turn, play
@@ -160,6 +161,55 @@ def test_a_weight_above_all_mass_is_refused() -> None:
         WireError, match=r"push-sum weight 1e\+300, but all 4 nodes together have 4"
     ):
         train(lagged(topology, 1), Hostile(topology, 1, 0), 4)
+
+
+class Lying(AnyOrder):
+    """One node tells another push-sum weight from round 3 on."""
+
+    def __init__(self, topology: Topology, lag: int, liar: int, weight: float) -> None:
+        super().__init__(topology, lag, 0)
+        self.liar, self.told = liar, weight
+
+    def send(self, frames_NB: Tensor) -> None:
+        if self.traffic.rounds >= 3:
+            round_, size = self.traffic.rounds, lagged(self.topology, 1).compressor.num_bytes(DIM)
+            y_N1, q_NB = frames.split(frames_NB, self.nodes, round_, size)
+            y_N1[self.liar] = self.told
+            frames_NB = frames.join(self.nodes, round_, y_N1, q_NB)
+        super().send(frames_NB)
+
+
+@pytest.mark.parametrize("weight", [0.0, math.nan, math.inf, -1.0, 1e-9, 0.2, 6.1, 1e300])
+def test_of_two_senders_the_one_that_lies_is_named(weight: float) -> None:
+    topology = directed_exponential(6)
+    with pytest.raises(WireError, match="frame from sender 4 in round 3: push-sum weight") as found:
+        train(lagged(topology, 2), Lying(topology, 2, 4, weight), 12)
+    assert found.value.sender == 4
+
+
+def test_a_lie_that_only_adds_up_blames_nobody_and_is_not_passed_on() -> None:
+    """Each weight alone is possible; who would send too much stops and says what it heard."""
+    topology = random_digraph(6, 0.3, 1)
+    network = Lying(topology, 2, 4, 6.0)
+    with pytest.raises(WireError, match=r"6 of sender 4.* which one cannot be told here") as found:
+        train(lagged(topology, 2, rate=0.5), network, 60)
+    assert found.value.sender is None
+
+
+@pytest.mark.parametrize("topology", GRAPHS, ids=lambda graph: graph.name)
+@pytest.mark.parametrize(("lag", "rate"), [(1, 1.0), (3, 0.5), (8, 0.9)])
+def test_no_honest_weight_is_refused(topology: Topology, lag: int, rate: float) -> None:
+    """The bound is a theorem, so it is tried at its worst: far too high rates, late floods."""
+    least = torch.tensor(least_weights(topology))[:, None]
+    for seed in range(5):
+        network, seen = AnyOrder(topology, lag, seed), []
+        method = lagged(topology, lag, "none", rate)
+        train(method, network, 60)
+        for round_, frames_NB in enumerate(network.kept):
+            size = method.compressor.num_bytes(DIM)
+            y_N1, _ = frames.split(frames_NB, network.nodes, round_, size)
+            seen.append(y_N1 / least)
+        assert float(torch.cat(seen).min()) >= 0.999999
 
 
 def test_a_state_that_was_handed_out_does_not_change() -> None:

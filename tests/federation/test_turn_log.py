@@ -83,4 +83,8 @@ def test_a_disk_that_takes_half_a_turn_is_an_error_and_nothing_is_lost(tmp_path:
         signal.signal(signal.SIGXFSZ, handler)
     log.record(3, TURNS[1])
     log.close()
-    assert [TurnLog(path, 2, ROSTER).find(round_) for round_ in range(5)] == [*TURNS, TURNS[1], None]
+    assert [TurnLog(path, 2, ROSTER).find(round_) for round_ in range(5)] == [
+        *TURNS,
+        TURNS[1],
+        None,
+    ]

@@ -54,12 +54,13 @@ class LaggedPartyNetwork(PartyNetwork):
             notices,
         )  # fmt: skip
         try:  # only now is the folder this process's own
-            self.turns = TurnLog(folder / TURNS, len(self._order), roster_digest)
+            origin = roster_digest + own.node.to_bytes(8, "little")
+            self.turns = TurnLog(folder / TURNS, len(self._order), origin)
             # A turn is written before its frame, and a frame before the next turn.
             if not 0 <= self.turns.next - self._journal.released <= 1:
                 self.turns.close()
                 raise JournalError(
-                    f"{folder / TURNS} ends before round {self.turns.next}, but frames of "
+                    f"{folder / TURNS} has {self.turns.next} turns, but frames of "
                     f"{self._journal.released} rounds were released; restore the journal as a whole"
                 )
         except BaseException:

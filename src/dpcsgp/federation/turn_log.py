@@ -5,8 +5,8 @@ start after a crash takes exactly the same: the frame that is computed anew is t
 
 A line is a round, the number of frames taken of each sender, the step before which the gradient in
 the frame was begun (-1: it has none, or gradients are never late), the number of frames that were
-there when it was sent, and a checksum that only this roster has. What a crash leaves half written
-at the end is cut off: its frame was not released.
+there when it was sent, and a checksum that depends on roster and node. What a crash leaves half
+written at the end is cut off: its frame was not released.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class TurnLog:
     Args:
         path: the file; made if missing.
         num_senders: how many are heard.
-        origin: public bytes of the roster; turns of another one are refused.
+        origin: public bytes of roster and node; turns of another one are refused.
 
     Raises:
-        JournalError: the file is damaged other than at its end, or of another roster.
+        JournalError: the file is damaged other than at its end, or of another roster or node.
     """
 
     def __init__(self, path: Path, num_senders: int, origin: bytes) -> None:
@@ -124,7 +124,7 @@ class TurnLog:
                 if end + len(line) < len(body):
                     raise JournalError(
                         f"{self._path}, line {len(self._turns) + 1} is damaged or of another "
-                        "roster; restore the journal from a backup"
+                        "roster or node; restore the journal from a backup"
                     )
                 break
             self._turns.append(turn)
