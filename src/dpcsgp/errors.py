@@ -66,7 +66,14 @@ class CheckpointError(DpcsgpError):
 
 
 class WireError(DpcsgpError):
-    """A message is damaged, forged, late or from an unexpected sender: names sender and round."""
+    """A message is damaged, forged, late or from an unexpected sender: names sender and round.
+
+    `sender` is the node that is to blame; None: that cannot be told.
+    """
+
+    def __init__(self, text: str, sender: int | None = None) -> None:
+        super().__init__(text)
+        self.sender = sender
 
 
 class PrivateStepError(DpcsgpError):

@@ -230,7 +230,7 @@ def _iterate(run: Run, progress: Progress) -> None:
     memory = memory_of_ready(progress.memory, memory, ready)
     del model_ND, grad_ND, direction_ND  # N x D tensors less while the nodes exchange
     if (step + 1) % run.schedule.gossip_every == 0:
-        with naming_gradient_step(state.step):
+        with naming_gradient_step(state.step), run.network.traffic.of_whole_rounds():
             state = run.algorithm.gossip(state, run.network, run.public)
     # Assigned together at the end: whatever interrupts an iteration leaves the state before it.
     progress.state, progress.memory = state, memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
 from dpcsgp.compression import frames, parse_compressor
 from dpcsgp.errors import WireError
 from dpcsgp.graphs import Topology, directed_exponential, directed_ring, random_digraph, star
-from dpcsgp.graphs.lag import edges_into
+from dpcsgp.graphs.lag import edges_into, least_weights
 from dpcsgp.network import Simulator
 from dpcsgp.network.late_simulator import LateSimulator
 from dpcsgp.network.virtual_time import NO_GRADIENT, Course, Pace, Timeline, Turn, play
@@ -32,6 +33,7 @@ class AnyOrder(Simulator):
         self.lag, self.chance, self.kept = lag, random.Random(seed), []
         self.edges = edges_into(topology, self.nodes)
         self.had = [0] * len(self.edges)
+        self.heard: list[list[int]] = []
 
     def credits(self, round_: int, in_step: Sequence[bool]) -> list[int]:
         for edge, (node, _) in enumerate(self.edges):
@@ -40,6 +42,12 @@ class AnyOrder(Simulator):
             wanted = least if self.chance.random() < 0.7 else self.chance.randint(least, round_)
             self.had[edge] = max(self.had[edge], wanted)
         return list(self.had)
+
+    def ahead(self, round_: int) -> list[int]:
+        if self.lag:
+            self.had = [self.chance.choice([had, round_ + 1]) for had in self.had]
+        self.heard.append(list(self.had))
+        return self.heard[-1]
 
     def frames_of(self, round_: int, senders: Sequence[int]) -> Tensor:
         return self.kept[round_][list(senders)]
@@ -75,7 +83,7 @@ def under_way(method: LaggedDPCSGP, state: Any, network: AnyOrder) -> tuple[Tens
     """Return the mass of x and y in frames that were sent and not taken."""
     x_D, y = torch.zeros(DIM, dtype=torch.float64), 0.0
     public = PublicRandomness(0, network.nodes)
-    for edge, (_, sender, weight) in enumerate(method.edges):
+    for edge, (_, sender, weight, _) in enumerate(method.edges):
         copy_D = state.copies_ED[edge].clone()
         for round_ in range(state.round - int(state.behind_E[edge]), state.round):
             size = method.compressor.num_bytes(DIM)
@@ -102,7 +110,7 @@ def test_mass_is_conserved_in_any_order(topology: Topology, lag: int) -> None:
         assert torch.allclose(found_D, total_D, atol=2e-5)
     # Copies are the senders' own, to the last bit.
     state = method.settle(state, network, public)
-    for edge, (_, sender, _) in enumerate(method.edges):
+    for edge, (_, sender, *_) in enumerate(method.edges):
         assert torch.equal(state.copies_ED[edge], state.x_hat_ND[sender])
     assert float(state.y_N1.sum()) == pytest.approx(topology.num_nodes, rel=1e-12)
 
@@ -155,6 +163,55 @@ def test_a_weight_above_all_mass_is_refused() -> None:
         train(lagged(topology, 1), Hostile(topology, 1, 0), 4)
 
 
+class Lying(AnyOrder):
+    """One node tells another push-sum weight from round 3 on."""
+
+    def __init__(self, topology: Topology, lag: int, liar: int, weight: float) -> None:
+        super().__init__(topology, lag, 0)
+        self.liar, self.told = liar, weight
+
+    def send(self, frames_NB: Tensor) -> None:
+        if self.traffic.rounds >= 3:
+            round_, size = self.traffic.rounds, lagged(self.topology, 1).compressor.num_bytes(DIM)
+            y_N1, q_NB = frames.split(frames_NB, self.nodes, round_, size)
+            y_N1[self.liar] = self.told
+            frames_NB = frames.join(self.nodes, round_, y_N1, q_NB)
+        super().send(frames_NB)
+
+
+@pytest.mark.parametrize("weight", [0.0, math.nan, math.inf, -1.0, 1e-9, 0.2, 6.1, 1e300])
+def test_of_two_senders_the_one_that_lies_is_named(weight: float) -> None:
+    topology = directed_exponential(6)
+    with pytest.raises(WireError, match="frame from sender 4 in round 3: push-sum weight") as found:
+        train(lagged(topology, 2), Lying(topology, 2, 4, weight), 12)
+    assert found.value.sender == 4
+
+
+def test_a_lie_that_only_adds_up_blames_nobody_and_is_not_passed_on() -> None:
+    """Each weight alone is possible; who would send too much stops and says what it heard."""
+    topology = random_digraph(6, 0.3, 1)
+    network = Lying(topology, 2, 4, 6.0)
+    with pytest.raises(WireError, match=r"6 of sender 4.* which one cannot be told here") as found:
+        train(lagged(topology, 2, rate=0.5), network, 60)
+    assert found.value.sender is None
+
+
+@pytest.mark.parametrize("topology", GRAPHS, ids=lambda graph: graph.name)
+@pytest.mark.parametrize(("lag", "rate"), [(1, 1.0), (3, 0.5), (8, 0.9)])
+def test_no_honest_weight_is_refused(topology: Topology, lag: int, rate: float) -> None:
+    """The bound is a theorem, so it is tried at its worst: far too high rates, late floods."""
+    least = torch.tensor(least_weights(topology))[:, None]
+    for seed in range(5):
+        network, seen = AnyOrder(topology, lag, seed), []
+        method = lagged(topology, lag, "none", rate)
+        train(method, network, 60)
+        for round_, frames_NB in enumerate(network.kept):
+            size = method.compressor.num_bytes(DIM)
+            y_N1, _ = frames.split(frames_NB, network.nodes, round_, size)
+            seen.append(y_N1 / least)
+        assert float(torch.cat(seen).min()) >= 0.999999
+
+
 def test_a_state_that_was_handed_out_does_not_change() -> None:
     topology, seen = directed_ring(4), []
 
@@ -185,12 +242,17 @@ def test_a_turn_without_a_gradient_moves_nothing_and_is_counted() -> None:
 class Recorded(AnyOrder):
     """Plays what another network let be taken before each frame, as a party does after a crash."""
 
-    def __init__(self, topology: Topology, taken: Sequence[list[int]]) -> None:
+    def __init__(
+        self, topology: Topology, taken: Sequence[list[int]], heard: Sequence[list[int]]
+    ) -> None:
         super().__init__(topology, 0, 0)
-        self.taken = taken
+        self.taken, self.right_after = taken, heard
 
     def credits(self, round_: int, in_step: Sequence[bool]) -> list[int]:
         return self.taken[round_]
+
+    def ahead(self, round_: int) -> list[int]:
+        return list(self.right_after[round_])
 
 
 def test_frames_depend_on_what_was_taken_and_not_on_how_it_came() -> None:
@@ -203,13 +265,13 @@ def test_frames_depend_on_what_was_taken_and_not_on_how_it_came() -> None:
             num_in_step += any(in_step)
             return super().credits(round_, in_step)
 
-        def send(self, frames_NB: Tensor) -> None:
+        def ahead(self, round_: int) -> list[int]:
             taken.append(list(self.had))
-            super().send(frames_NB)
+            return super().ahead(round_)
 
     method, network = lagged(topology, 5, rate=0.5), Noted(topology, 5, seed=1)
     train(method, network, 60)
-    again = Recorded(topology, taken)
+    again = Recorded(topology, taken, network.heard)
     train(method, again, 60)
     assert num_in_step > 5
     for round_, (one, two) in enumerate(zip(network.kept, again.kept, strict=True)):

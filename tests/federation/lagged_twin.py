@@ -15,19 +15,24 @@ from dpcsgp.federation.lagged_network import TURNS
 from dpcsgp.federation.party_run import prepare_party
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import JOURNAL
+from dpcsgp.federation.turn_log import PartyTurn
 from dpcsgp.network.late_simulator import LateSimulator
 from dpcsgp.network.virtual_time import NO_GRADIENT, Timeline, Turn
 from dpcsgp.privacy import read_ledgers, releases_by_node
 from dpcsgp.runs.build import build_run
+from dpcsgp.runs.data import load_builtin_data
 from dpcsgp.runs.folder import ResultsFolder
 from dpcsgp.runs.simulated_lateness import with_lateness
 from dpcsgp.training import train
 
 
-def turns_of(root: Path, node: int) -> list[tuple[tuple[int, ...], int]]:
+def turns_of(root: Path, node: int) -> list[PartyTurn]:
     """Return what a party has written down: frames taken, and gradient, by round."""
     lines = (results_of(root, node) / JOURNAL / TURNS).read_text().splitlines()
-    return [(tuple(credits), gradient) for _, credits, gradient, _ in map(json.loads, lines)]
+    return [
+        PartyTurn(tuple(credits), gradient, tuple(ahead))
+        for _, credits, gradient, ahead, _ in map(json.loads, lines)
+    ]
 
 
 def timeline_of(root: Path, roster: Roster) -> Timeline:
@@ -40,10 +45,11 @@ def timeline_of(root: Path, roster: Roster) -> Timeline:
             tuple(
                 Turn(
                     float(round_),
-                    credits,
-                    gradient if skips else (round_ if round_ < steps else NO_GRADIENT),
+                    turn.credits,
+                    turn.gradient if skips else (round_ if round_ < steps else NO_GRADIENT),
+                    turn.ahead,
                 )
-                for round_, (credits, gradient) in enumerate(found)
+                for round_, turn in enumerate(found)
             )
         )
     return Timeline(tuple(turns), (0.0,) * len(turns), steps)
@@ -56,7 +62,8 @@ def check_lagged_twin(root: Path, roster: Roster) -> Timeline:
     design = prepared.design
     folder = ResultsFolder.create(root / "simulated", config)
     network = LateSimulator(design.topology, timeline, config.network.max_lag)
-    run = with_lateness(build_run(design, prepared.data, network, folder), config)
+    data = load_builtin_data(config)  # a party keeps its own share only
+    run = with_lateness(build_run(design, data, network, folder), config)
     run = replace(run, checkpoints=None)
     progress = train(run)
     run.gradients.ledger.close()

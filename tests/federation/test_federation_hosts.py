@@ -64,8 +64,8 @@ def test_five_hosts_end_as_the_simulator_does_whatever_the_network_does(tmp_path
             assert parties.status(3)["waiting_for"] == ["lab-4"]
             parties.start(4)
             parties.until_step(0, 5, seconds=180)
-            assert parties.kill_at_random(20, random.Random(2), pauses=(0.5, 8.0)) == 20
             cut_off(made, parties, 60.0, frozenset({1, 2}))
+            assert parties.kill_at_random(20, random.Random(2), pauses=(0.5, 8.0)) == 20
             parties.wait(seconds=900)
         assert made.counts["lost"] > 0.03 * made.counts["forwarded"]
     check_twin(tmp_path, roster)

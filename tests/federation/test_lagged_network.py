@@ -36,6 +36,7 @@ def turn(network: LaggedPartyNetwork) -> tuple[int, ...]:
     """Take what has come and send the next frame; return how much was taken."""
     round_ = network.traffic.rounds
     taken = network.credits(round_, [False])
+    network.ahead(round_)
     network.send(frame_of(network.nodes[0], round_))
     return taken
 
@@ -57,7 +58,9 @@ def test_what_was_heard_before_a_frame_is_the_same_after_a_crash(tmp_path: Path)
             assert turn(anna) == (0,)  # round 0 takes nothing: no frame is of an earlier round
             assert anna.credits(1, [False]) == (1,)
             anna.meet_receivers()
-            anna.turns.record(1, PartyTurn((0,), NO_GRADIENT))  # as if it had been heard later
+            anna.turns.record(
+                1, PartyTurn((0,), NO_GRADIENT, (1,))
+            )  # as if it had been heard later
         # Another frame comes; the released past must not change because of it.
         with closing(opened(selves[0], peers, tmp_path)) as anna:
             turn(bert)
@@ -136,6 +139,28 @@ def test_a_journal_without_its_turns_is_refused(tmp_path: Path) -> None:
         closing(opened(selves[1], peers, tmp_path)),
     ):
         turn(anna)
+    body = (tmp_path / "anna" / TURNS).read_bytes()
     (tmp_path / "anna" / TURNS).unlink()
-    with pytest.raises(JournalError, match="restore the journal as a whole"):
+    with pytest.raises(JournalError, match=r"0 turns, but frames of 1 rounds .* as a whole"):
+        opened(selves[0], peers, tmp_path)
+    # Turns of another node of the same roster are not these, though as long.
+    (tmp_path / "bert").mkdir(exist_ok=True)
+    (tmp_path / "bert" / TURNS).write_bytes(body + body)
+    with pytest.raises(JournalError, match="line 1 is damaged or of another roster or node"):
+        opened(selves[1], peers, tmp_path)
+
+
+def test_a_journal_that_is_older_than_its_turns_is_refused(tmp_path: Path) -> None:
+    """One turn may be ahead of the frames, after a crash between the two; more is another copy."""
+    selves, peers = federation(2)
+    with (
+        closing(opened(selves[0], peers, tmp_path)) as anna,
+        closing(opened(selves[1], peers, tmp_path)),
+    ):
+        turn(anna)
+        anna.turns.record(1, PartyTurn((0,), NO_GRADIENT, (0,)))
+    opened(selves[0], peers, tmp_path).close()
+    with closing(opened(selves[0], peers, tmp_path)) as anna:
+        anna.turns.record(2, PartyTurn((0,), NO_GRADIENT, (0,)))
+    with pytest.raises(JournalError, match="3 turns, but frames of 1 rounds were released"):
         opened(selves[0], peers, tmp_path)

@@ -75,7 +75,7 @@ def test_a_slow_party_gossips_on_time_and_adds_its_gradients_when_they_are_ready
         assert told[f"lab-{node}"] == given[node]
         assert told[f"lab-{(node - 1) % 3}"] == given[(node - 1) % 3]  # heard on the ring
         assert told[f"lab-{(node + 1) % 3}"] is None
-        used = [gradient for _, gradient in turns_of(tmp_path, node) if gradient >= 0]
+        used = [turn.gradient for turn in turns_of(tmp_path, node) if turn.gradient >= 0]
         assert used == sorted(set(used))
 
 

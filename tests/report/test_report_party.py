@@ -86,6 +86,45 @@ def test_other_counts_per_party_have_columns_of_their_own(make_folder: MakeFolde
     assert cells(page)[4] == "Gradients skipped" and cells(page)[-1] == "7"
 
 
+def test_gradients_of_late_parties_are_told(make_folder: MakeFolder) -> None:
+    """A party knows its own number and that of those it hears; of others it claims nothing."""
+    changes = party(33, 33, steps=30, max_lag=3)
+    for entry, count in zip(changes["contributions"], (30, 4, None), strict=True):
+        entry["gradients"] = count
+    page = page_of(make_folder(nodes=1, **changes))
+    assert cells(page)[4] == "Gradients put in"
+    assert cells(page)[9::5] == ["30 of 30", "4 of 30", "not told here"]
+    assert "Gradients put in: south 4 of 30." in page and "Not everybody contributed" in page
+    assert "Messages may be 3 rounds late" in page and "t + d - 1" not in page
+
+
+def test_the_first_sentence_speaks_of_one_party(make_folder: MakeFolder) -> None:
+    page = page_of(make_folder(nodes=1, **party(30)))
+    (verdict,) = re.findall(r'<p class="verdict">(.*?)</p>', page)
+    assert "the model of party north, one of 3, has accuracy" in verdict
+    assert "nodes" not in verdict and "not finished" not in verdict
+    page = page_of(make_folder("second", nodes=1, **party(12)))
+    assert "The federation is not finished." in page
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_a_played_clock_says_how_often_each_node_contributed(
+    make_folder: MakeFolder, short: bool
+) -> None:
+    counts = [30, 3 if short else 30]
+    played = {"rounds": 30, "contributed": counts, "waiting_share": [0.1, 0.25]}
+    page = page_of(make_folder(nodes=2, simulated=played))
+    (table,) = re.findall(r'<table class="narrow gradients">(.*?)</table>', page)
+    found = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", table)
+    assert found[3:] == ["node 0", "30 of 30", "10 %", "node 1", f"{counts[1]} of 30", "25 %"]
+    assert ("Gradients put in: node 1 3 of 30." in page) == short
+
+
+@pytest.mark.parametrize("damaged", [1, {}, {"contributed": "x"}, {"contributed": [None, "x"]}])
+def test_a_damaged_clock_does_not_cost_the_page(make_folder: MakeFolder, damaged: object) -> None:
+    assert "contributed" not in page_of(make_folder(simulated=damaged)).split("</style>")[1]
+
+
 @pytest.mark.parametrize("damaged", [None, "x", [1], {"party": 1}])
 def test_damaged_contributions_do_not_cost_the_page(
     make_folder: MakeFolder, damaged: object

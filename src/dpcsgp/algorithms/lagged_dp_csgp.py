@@ -8,6 +8,9 @@ once and in order:
     own turn:   q = Q(x - x_hat);  x_hat += q;  send (q, y)
                 x -= gamma (1 - a_ii) x_hat;  y -= gamma (1 - a_ii) y
 
+What is there when the frame leaves is taken at once, up to round t: the next gradient is computed
+from it. Messages that come while it is computed wait for the next frame.
+
 With k = 0 this is the rule of `dp_csgp`, up to rounding. `copy_j` is the sender's x_hat, bit for
 bit, so what it gives away and what is added here are the same numbers: x and y are conserved for
 every order and delay, if what is under way is counted.
@@ -34,7 +37,7 @@ from dpcsgp.algorithms.error_feedback import residual_ratio
 from dpcsgp.compression import Compressor, frames
 from dpcsgp.errors import WireError
 from dpcsgp.graphs import Topology
-from dpcsgp.graphs.lag import edges_into, weight_floors
+from dpcsgp.graphs.lag import edges_into, least_weights, weight_floors
 from dpcsgp.randomness import PublicRandomness
 
 _ROUNDING: Final = 1e-6  # relative, for weights that were added in many orders
@@ -52,6 +55,13 @@ class LaggedNetwork(Network, Protocol):
 
         Returns:
             For each edge a number up to `round_`, at least `round_` - max_lag.
+        """
+        ...
+
+    def ahead(self, round_: int) -> Sequence[int]:
+        """Say how many frames of each edge are taken right after the own frame of a round.
+
+        Asked before that frame is sent, after `credits`; at most `round_` + 1. Does not wait.
         """
         ...
 
@@ -89,6 +99,7 @@ class LaggedEdge(NamedTuple):
     row: int  # of the hosted node
     sender: int
     weight: float  # gamma a_ij
+    least: float = 0.0  # push-sum weight of any frame of the sender
 
 
 @final
@@ -124,12 +135,12 @@ class LaggedDPCSGP(GossipSGD[LaggedState]):
         """Return the method for these nodes of a graph."""
         rate, weights = self.mixing_rate, topology.weights
         row_of = {node: row for row, node in enumerate(nodes)}
-        floors = weight_floors(topology)
+        floors, least = weight_floors(topology), least_weights(topology)
         return replace(
             self,
             num_nodes=topology.num_nodes,
             edges=tuple(
-                LaggedEdge(row_of[node], sender, rate * float(weights[node, sender]))
+                LaggedEdge(row_of[node], sender, rate * float(weights[node, sender]), least[sender])
                 for node, sender in edges_into(topology, nodes)
             ),
             leaves=tuple(rate * float(1.0 - weights[node, node]) for node in nodes),
@@ -180,7 +191,7 @@ class LaggedDPCSGP(GossipSGD[LaggedState]):
         return state._replace(x_ND=x_ND, given_N1=state.given_N1 + ready_N1, step=state.step + 1)
 
     def gossip(self, state: LaggedState, network: Network, random: PublicRandomness) -> LaggedState:
-        """Return the state after one round: take what has come, then the own turn."""
+        """Return the state after one round: take what has come, the own turn, and what is there."""
         taken = self._take(state, network, random, [self.max_lag == 0] * len(state.x_ND))
         low = [
             float(y) * (1.0 - leaves) < floor
@@ -190,7 +201,10 @@ class LaggedDPCSGP(GossipSGD[LaggedState]):
             # From the state before: sums in two parts would round otherwise than those of a start
             # after a crash, which takes all at once, and the frame would be another.
             taken = self._take(state, network, random, low)
-        return self._own_turn(taken, network, random)
+        # What is there by now goes into the next gradient; a network may write it down in `send`.
+        ahead = _lagged(network).ahead(state.round)
+        after = self._own_turn(taken, network, random)
+        return self._taken(after, ahead, network, random)
 
     def settle(self, state: LaggedState, network: Network, random: PublicRandomness) -> LaggedState:
         """Return the state when nothing is under way to the hosted nodes any more."""
@@ -203,8 +217,18 @@ class LaggedDPCSGP(GossipSGD[LaggedState]):
         random: PublicRandomness,
         in_step: Sequence[bool],
     ) -> LaggedState:
-        """Let frames that may be taken move their mass: round after round, sender after sender."""
+        """Wait as long as the rule asks; take what has come."""
         credits = _lagged(network).credits(state.round, in_step)
+        return self._taken(state, credits, network, random)
+
+    def _taken(
+        self,
+        state: LaggedState,
+        credits: Sequence[int],
+        network: Network,
+        random: PublicRandomness,
+    ) -> LaggedState:
+        """Let frames that may be taken move their mass: round after round, sender after sender."""
         had = [state.round - int(behind) for behind in state.behind_E]
         if not any(count > before for count, before in zip(credits, had, strict=True)):
             return state
@@ -245,18 +269,45 @@ class LaggedDPCSGP(GossipSGD[LaggedState]):
         )
         q_SD = self.compressor.decode(q_SB, dim, random.of(senders), round_)
         for edge in due:
-            row, sender, weight = self.edges[edge]
+            row, sender, weight, _ = self.edges[edge]
             place = senders.index(sender)
-            y = float(weights_SK[place, 0])
-            if y > self.num_nodes * (1 + _ROUNDING):
-                raise WireError(
-                    f"frame from sender {sender} in round {round_}: push-sum weight {y:g}, but "
-                    f"all {self.num_nodes} nodes together have {self.num_nodes}"
-                )
+            y, count = float(weights_SK[place, 0]), float(weights_SK[place, -1]) - 1.0
+            # Whatever a sender says is judged before it is used.
+            fault = self._weight_fault(y, self.edges[edge].least)
+            if fault is None and self.counts:
+                fault = _count_fault(count, float(state.heard_E1[edge]))
+            if fault is not None:
+                raise WireError(f"frame from sender {sender} in round {round_}: {fault}", sender)
             state.copies_ED[edge] += q_SD[place]
             state.x_ND[row].add_(state.copies_ED[edge], alpha=weight)
             state.y_N1[row] += weight * y
-            state.heard_E1[edge] = weights_SK[place, -1] - 1.0 if self.counts else 0.0
+            state.heard_E1[edge] = count if self.counts else 0.0
+        heard = dict(zip(senders, weights_SK[:, 0].tolist(), strict=True))
+        for row in {self.edges[edge].row for edge in due}:
+            self._check_own_weight(row, float(state.y_N1[row]), round_, heard)
+
+    def _weight_fault(self, y: float, least: float) -> str | None:
+        """Say why no node that keeps to the rule can send this weight, or None."""
+        if y > self.num_nodes * (1 + _ROUNDING):
+            return (
+                f"push-sum weight {y:g}, but all {self.num_nodes} nodes together have "
+                f"{self.num_nodes}"
+            )
+        if y < least * (1 - _ROUNDING):
+            return f"push-sum weight {y:g}, but on this graph it cannot fall below {least:.4g}"
+        return None
+
+    def _check_own_weight(self, row: int, y: float, round_: int, heard: dict[int, float]) -> None:
+        """Stop before the own frame is one that others refuse, and blame this node for."""
+        if y <= self.num_nodes * (1 + _ROUNDING):
+            return
+        mine = [edge.sender for edge in self.edges if edge.row == row and edge.sender in heard]
+        told = ", ".join(f"{heard[sender]:.4g} of sender {sender}" for sender in mine)
+        raise WireError(
+            f"frames of round {round_} make the own push-sum weight {y:.4g}, but all "
+            f"{self.num_nodes} nodes together have {self.num_nodes}: one of those heard ({told}), "
+            "or one that they hear, does not keep to the rule; which one cannot be told here"
+        )
 
     def _own_turn(
         self, state: LaggedState, network: Network, random: PublicRandomness
@@ -273,7 +324,7 @@ class LaggedDPCSGP(GossipSGD[LaggedState]):
         for x_D, x_hat_D, leaves in zip(x_ND, x_hat_ND, self.leaves, strict=True):
             x_D.add_(x_hat_D, alpha=-leaves)
         leaves_N1 = torch.tensor(self.leaves, dtype=torch.float64)[:, None]
-        # Only now is the new state known to be sound: sending is the last thing that can fail.
+        # Only now is the new state known to be sound.
         _lagged(network).send(sent)
         return state._replace(
             x_ND=x_ND,
@@ -299,6 +350,16 @@ class LaggedDPCSGP(GossipSGD[LaggedState]):
     def paper_bits(self, dim: int, rounds: int) -> int:
         """Count compressed differences by the paper's formula."""
         return rounds * self.compressor.paper_bits(dim)
+
+
+def _count_fault(count: float, before: float) -> str | None:
+    """Say why a frame cannot bring this number of gradients after the one before, or None."""
+    if count - before in (0.0, 1.0):
+        return None
+    return (
+        f"{count:.17g} gradients put in, after {before:g} in the frame before: a frame brings one "
+        "or none"
+    )
 
 
 def _lagged(network: Network) -> LaggedNetwork:

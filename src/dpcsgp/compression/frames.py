@@ -147,7 +147,7 @@ def split(
             if not (np.isfinite(y_K).all() and (y_K > 0).all()):
                 fault = f"push-sum weights {y_K.tolist()} must be finite and positive"
         if fault is not None:
-            raise WireError(f"frame from sender {sender} in round {round_}: {fault}")
+            raise WireError(f"frame from sender {sender} in round {round_}: {fault}", sender)
     return torch.from_numpy(y_SK), torch.from_numpy(frames[:, start : start + payload_bytes])
 
 

@@ -47,17 +47,20 @@ class LaggedPartyNetwork(PartyNetwork):
         self.max_lag = max_lag
         self._order = [sender for _, sender in edges_into(topology, [own.node])]
         self._taken: tuple[int, ...] = ()
+        self._ahead: tuple[int, ...] = ()
         self._gradient = NO_GRADIENT  # in the next frame
         super().__init__(
             own, peers, topology, roster_digest, folder, size_of_round, steps, patience, timing,
             notices,
         )  # fmt: skip
         try:  # only now is the folder this process's own
-            self.turns = TurnLog(folder / TURNS, len(self._order))
-            if self.turns.next < self._journal.released:
+            origin = roster_digest + own.node.to_bytes(8, "little")
+            self.turns = TurnLog(folder / TURNS, len(self._order), origin)
+            # A turn is written before its frame, and a frame before the next turn.
+            if not 0 <= self.turns.next - self._journal.released <= 1:
                 self.turns.close()
                 raise JournalError(
-                    f"{folder / TURNS} ends before round {self.turns.next}, but frames of "
+                    f"{folder / TURNS} has {self.turns.next} turns, but frames of "
                     f"{self._journal.released} rounds were released; restore the journal as a whole"
                 )
         except BaseException:
@@ -75,16 +78,24 @@ class LaggedPartyNetwork(PartyNetwork):
         """
         known = self.turns.find(round_)
         if known is not None:
-            needed = dict(zip(self._order, known.credits, strict=True))
+            # What was there right after the frame too: it had come, and may be lost on this disk.
+            least = map(max, known.credits, known.ahead)
         else:
-            least = max(round_ - (0 if in_step[0] else self.max_lag), 0)
-            needed = dict.fromkeys(self._order, least)
+            least = [max(round_ - (0 if in_step[0] else self.max_lag), 0)] * len(self._order)
+        needed = dict(zip(self._order, least, strict=True))
         last = max(needed.values(), default=0) - 1
         self._wait(lambda: self._short_of(needed), f"round {last}")
-        if known is None:
-            needed = {sender: min(self._arrived(sender), round_) for sender in self._order}
-        self._taken = tuple(needed.values())
+        self._taken = self._here(round_) if known is None else known.credits
         return self._taken
+
+    def ahead(self, round_: int) -> tuple[int, ...]:
+        """Say how many frames of each sender are here, the round of the own frame included."""
+        known = self.turns.find(round_)
+        self._ahead = self._here(round_ + 1) if known is None else known.ahead
+        return self._ahead
+
+    def _here(self, most: int) -> tuple[int, ...]:
+        return tuple(min(self._arrived(sender), most) for sender in self._order)
 
     def frames_of(self, round_: int, senders: Sequence[int]) -> Tensor:
         """Return frames (S, B) of a round that have come."""
@@ -103,7 +114,7 @@ class LaggedPartyNetwork(PartyNetwork):
         # Receivers first: a party that was restored from a backup must not write a new turn.
         if round_ >= self._journal.released:
             self.meet_receivers()
-        self.turns.record(round_, PartyTurn(self._taken, self._gradient))
+        self.turns.record(round_, PartyTurn(self._taken, self._gradient, self._ahead))
         self._gradient = NO_GRADIENT
         self._release(round_, frame)
         self.traffic.count(len(frame))

@@ -5,16 +5,19 @@ The loop is that of `training.train`; what a party adds is asked before every st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import final
 
-from dpcsgp.errors import ConfigError, WaitStoppedError
+from dpcsgp.errors import ConfigError, WaitStoppedError, WireError
 from dpcsgp.federation.late_gradients import lateness
 from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.party_pairs import PartyPairs
 from dpcsgp.federation.party_request import PreparedParty, leaves
 from dpcsgp.federation.party_status import StatusKeeper
+from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.rounds import Rounds
 from dpcsgp.federation.succession import peers_of, refuse_later_frames
 from dpcsgp.federation.version_start import begin_version, starts_of
@@ -26,6 +29,8 @@ from dpcsgp.runtime.reporting import ShowStanding
 from dpcsgp.runtime.session import newest_checkpoint
 from dpcsgp.runtime.signals import StopSignal
 from dpcsgp.training import Progress, Run, train
+
+log = logging.getLogger(__name__)
 
 
 @final
@@ -142,10 +147,22 @@ def _trained(gate: Gate, rounds: Rounds, show: ShowStanding) -> Progress:
         keeper.phase = "polishing" if progress.rounds_polished else "training"
         show(keeper.standing)
 
-    with lateness(run):
+    with lateness(run), _naming_parties(keeper.roster):
         progress = train(run, watch, gate, _checkpoint_before(run, rounds))
     keeper.standing = standing(run, progress)  # with the last evaluation
     return progress
+
+
+@contextmanager
+def _naming_parties(roster: Roster) -> Iterator[None]:
+    """Say by name whose frame was refused, in the error and on the status page."""
+    try:
+        yield
+    except WireError as error:
+        if error.sender is not None:
+            error.args = (f"party '{roster.parties[error.sender].name}': {error}",)
+        log.error("%s", error)
+        raise
 
 
 def _show_waits(keeper: StatusKeeper, show: ShowStanding) -> None:

@@ -4,8 +4,9 @@ With lag this decides the frame, and it depends on when messages came. So it is 
 start after a crash takes exactly the same: the frame that is computed anew is the released one.
 
 A line is a round, the number of frames taken of each sender, the step before which the gradient in
-the frame was begun (-1: it has none, or gradients are never late), and a checksum. What a crash
-leaves half written at the end is cut off: its frame was not released.
+the frame was begun (-1: it has none, or gradients are never late), the number of frames that were
+there when it was sent, and a checksum that depends on roster and node. What a crash leaves half
+written at the end is cut off: its frame was not released.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ class PartyTurn(NamedTuple):
         credits: how many frames of each sender, by ascending node, were taken before.
         gradient: the step before which its gradient was begun; -1: it has none, or gradients are
             never late.
+        ahead: how many frames were there when it was sent, its own round included: they are in
+            the model of the next gradient.
     """
 
     credits: tuple[int, ...]
     gradient: int
+    ahead: tuple[int, ...]
 
 
 @final
@@ -43,13 +47,14 @@ class TurnLog:
     Args:
         path: the file; made if missing.
         num_senders: how many are heard.
+        origin: public bytes of roster and node; turns of another one are refused.
 
     Raises:
-        JournalError: the file is damaged other than at its end.
+        JournalError: the file is damaged other than at its end, or of another roster or node.
     """
 
-    def __init__(self, path: Path, num_senders: int) -> None:
-        self._path, self._senders = path, num_senders
+    def __init__(self, path: Path, num_senders: int, origin: bytes) -> None:
+        self._path, self._senders, self._origin = path, num_senders, origin
         self._turns: list[PartyTurn] = []
         body = path.read_bytes() if path.exists() else b""
         self._end = self._read(body)
@@ -93,7 +98,7 @@ class TurnLog:
                 f"{self._path}: the next turn is that of round {self.next}, not {round_}; the "
                 "checkpoint is newer than the journal, restore both from one copy"
             )
-        line = _line(round_, turn)
+        line = _line(round_, turn, self._origin)
         try:
             written = 0
             while written < len(line):  # a disk that fills up takes less than it is given
@@ -118,8 +123,8 @@ class TurnLog:
             if turn is None:
                 if end + len(line) < len(body):
                     raise JournalError(
-                        f"{self._path}, line {len(self._turns) + 1} is damaged; restore the "
-                        "journal from a backup"
+                        f"{self._path}, line {len(self._turns) + 1} is damaged or of another "
+                        "roster or node; restore the journal from a backup"
                     )
                 break
             self._turns.append(turn)
@@ -128,15 +133,16 @@ class TurnLog:
 
     def _parsed(self, line: bytes, round_: int) -> PartyTurn | None:
         try:
-            number, credits, gradient, _ = json.loads(line)
-            turn = PartyTurn(tuple(credits), gradient)
-            right = number == round_ and len(credits) == self._senders
+            number, credits, gradient, ahead, _ = json.loads(line)
+            turn = PartyTurn(tuple(credits), gradient, tuple(ahead))
+            right = number == round_ and len(credits) == len(ahead) == self._senders
         except (ValueError, TypeError, RecursionError):
             return None
-        return turn if right and line == _line(round_, turn) else None
+        return turn if right and line == _line(round_, turn, self._origin) else None
 
 
-def _line(round_: int, turn: PartyTurn) -> bytes:
-    content: Sequence[object] = (round_, list(turn.credits), turn.gradient)
-    digest = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+def _line(round_: int, turn: PartyTurn, origin: bytes) -> bytes:
+    content: Sequence[object] = (round_, list(turn.credits), turn.gradient, list(turn.ahead))
+    text = json.dumps(content).encode() + origin
+    digest = hashlib.blake2b(text, digest_size=8).hexdigest()
     return json.dumps([*content, digest]).encode() + b"\n"

@@ -54,6 +54,19 @@ def weight_floors(topology: Topology) -> list[float]:
     return [FLOOR_SHARE * min(1.0, float(weight)) for weight in settled_N]
 
 
+def least_weights(topology: Topology) -> list[float]:
+    """Return below which push-sum weight no frame of a node can be, however late others are.
+
+    With c phi as bound (phi the stationary weights), `weight_floors` keeps a node out of step above
+    it. In step it has taken every frame of earlier rounds; those taken late have decayed less, so
+    its weight is at least that of `y <- (I + r (A - I)) y`, which keeps c phi. So whoever accepts
+    only frames above their senders' bounds sends none below its own, whatever the others do.
+    """
+    settled_N = topology.num_nodes * stationary(topology)
+    share = FLOOR_SHARE / max(1.0, float(settled_N.max()))
+    return [share * float(weight) for weight in settled_N]
+
+
 def is_late(arrived: Iterable[int], round_: int, max_lag: int, rounds: int) -> bool:
     """Tell whether the own frame of a round is late: half of those heard here wait for such frames.
 

@@ -46,6 +46,14 @@ class LateSimulator(Simulator):
                 found += self.timeline.turns[node][round_].credits
         return found
 
+    def ahead(self, round_: int) -> list[int]:
+        """Say how many frames of each edge were there when the own frame of a round was sent."""
+        over, found = round_ >= len(self.timeline.turns[0]), []
+        for node, degree in zip(self.nodes, self._degrees, strict=True):
+            ahead = () if over else self.timeline.turns[node][round_].ahead
+            found += ahead or (0,) * degree
+        return found
+
     def frames_of(self, round_: int, senders: Sequence[int]) -> Tensor:
         """Return frames of a round."""
         return self._frames[round_][list(senders)]

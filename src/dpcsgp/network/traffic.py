@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dpcsgp.graphs import Topology
@@ -38,6 +39,20 @@ class Traffic:
             sent + degree * frame_bytes
             for sent, degree in zip(self.bytes_sent, self.out_degrees, strict=True)
         ]
+
+    @contextmanager
+    def of_whole_rounds(self) -> Iterator[None]:
+        """Take back what was counted in a round that fails after its frame was sent.
+
+        The number of rounds names the next frame: a checkpoint of the state before a round, with
+        the count after it, would send the frame of this round as that of the next.
+        """
+        before = self.bytes_per_edge, self.rounds, self.bytes_sent
+        try:
+            yield
+        except BaseException:
+            self.restore(*before)
+            raise
 
     def as_dict(self) -> dict[str, int | list[int]]:
         """Return what a checkpoint keeps."""

@@ -73,11 +73,14 @@ class Turn:
         seconds: when it was sent.
         credits: how many frames of each sender, ascending, had moved their mass before.
         gradient: the round before which the gradient in it was begun; `NO_GRADIENT`: none is.
+        ahead: how many frames of each sender were there when it was sent, its own round included;
+            empty: no more than before.
     """
 
     seconds: float
     credits: tuple[int, ...]
     gradient: int
+    ahead: tuple[int, ...] = ()
 
 
 @final
@@ -102,9 +105,13 @@ class Timeline:
     @property
     def contributed(self) -> tuple[int, ...]:
         """In how many rounds each node put in a gradient."""
+        return self.contributed_before(self.rounds)
+
+    def contributed_before(self, round_: int) -> tuple[int, ...]:
+        """In how many of the first rounds each node put in a gradient."""
+        until = min(round_, self.rounds)
         return tuple(
-            sum(turn.gradient != NO_GRADIENT for turn in turns[: self.rounds])
-            for turns in self.turns
+            sum(turn.gradient != NO_GRADIENT for turn in turns[:until]) for turns in self.turns
         )
 
     @property
@@ -223,7 +230,8 @@ class _Player:
         used = NO_GRADIENT
         if round_ < course.rounds and self._ready(node, now):
             used, node.done = node.began, None
-        node.turns.append(Turn(now, tuple(node.taken[j] for j in node.senders), used))
+        ahead = tuple(min(node.arrived[j], round_ + 1) for j in node.senders)
+        node.turns.append(Turn(now, tuple(node.taken[j] for j in node.senders), used, ahead))
         node.sent_weights.append(node.weight)
         node.weight -= self._leaves(index) * node.weight
         self._dispatch(index, now)

@@ -11,6 +11,7 @@ from dpcsgp.errors import DpcsgpError
 from dpcsgp.privacy.accounting import composed_epsilon
 from dpcsgp.privacy.ledger_reading import read_ledgers, releases_by_node
 from dpcsgp.records.ending import Ending
+from dpcsgp.report import gradient_counts
 from dpcsgp.report.folders import RunResults
 from dpcsgp.report.formatting import epsilon, significant
 
@@ -93,6 +94,15 @@ def _unfinished(run: RunResults) -> Notice | None:
     return Notice("danger", "Not finished", text)
 
 
+def _fewer_gradients(run: RunResults) -> Notice | None:
+    """Name those whose examples count less, because their gradients were late."""
+    who = gradient_counts.missing(run)
+    if not who:
+        return None
+    text = f"Gradients put in: {who}. The examples of these nodes count less in the models."
+    return Notice("caution", "Not everybody contributed every time", text)
+
+
 def _ended_early(run: RunResults) -> Notice | None:
     reason = run.text("stopped_because")
     if run.diverged or run.unfinished or reason in ("", "completed"):
@@ -126,6 +136,7 @@ CHECKS: tuple[Callable[[RunResults], Notice | None], ...] = (
     _unexplained,
     _diverged,
     _unfinished,
+    _fewer_gradients,
     _ended_early,
     _unstable,
     _unmeasured,

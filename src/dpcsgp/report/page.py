@@ -24,6 +24,7 @@ from dpcsgp.report.formatting import (
     score,
     significant,
 )
+from dpcsgp.report.gradient_counts import count_table
 from dpcsgp.report.notices import notices
 from dpcsgp.report.page_tables import (
     account,
@@ -34,7 +35,7 @@ from dpcsgp.report.page_tables import (
     worst_score,
 )
 from dpcsgp.report.palette import COLOURS, colour_name, marker_sign
-from dpcsgp.report.party_part import contribution_table, is_party, rounds_done
+from dpcsgp.report.party_part import contribution_table, is_party, rounds_done, rule_of_arrival
 from dpcsgp.report.verdict import verdict
 
 FILE_NAME = "report.html"
@@ -274,6 +275,8 @@ def _run(index: int, run: RunResults, metric: str) -> dict[str, Any]:
         "software": software | (packages if isinstance(packages, dict) else {}),
         "account": account(run, metric),
         "contributions": contribution_table(run),
+        "arrival": rule_of_arrival(run),
+        "gradients": count_table(run),
         "facts": _facts(run),
         "remarks": run.remarks,
     }

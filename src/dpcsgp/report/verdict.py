@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dpcsgp.report.folders import RunResults, metric_of
 from dpcsgp.report.formatting import epsilon, megabytes, plain_text, score, significant
 from dpcsgp.report.page_tables import final_score, worst_score
+from dpcsgp.report.party_part import is_party
 
 
 def verdict(runs: Sequence[RunResults], metrics: Sequence[str]) -> str:
@@ -30,6 +31,12 @@ def _reached(run: RunResults, metric: str) -> str:
     if not math.isfinite(mean):
         return "The models were not measured, because no test data were given."
     name, nodes = metric.replace("_", " "), plain_text(run.summary.get("num_nodes"))
+    if is_party(run):  # it knows its own node only
+        over = "The federation is not finished." if run.unfinished else ""
+        return (
+            f"On its public test data the model of party {run.text('party')}, one of {nodes}, has "
+            f"{name} {score(metric, mean)}. {over}"
+        ).strip()
     if nodes == "1":
         return f"On public test data the model has {name} {score(metric, mean)}."
     return (

@@ -44,11 +44,13 @@ def virtual_summary(network: Any) -> dict[str, Any]:
     timeline = getattr(network, "timeline", None)
     if not isinstance(timeline, Timeline):
         return {}
+    made = min(network.traffic.rounds, timeline.rounds)  # fewer than planned after a stop
     return {
         "simulated": {
             "seconds": timeline.seconds,
             "rounds_per_minute": timeline.rounds_per_minute,
-            "contributed": list(timeline.contributed),
+            "rounds": made,
+            "contributed": list(timeline.contributed_before(made)),
             "waiting_share": list(timeline.waiting_share),
         }
     }
