@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,13 @@ def tied() -> nn.Module:
     return model
 
 
+def hooked() -> nn.Module:
+    """A sequence whose output is changed by a hook of its own."""
+    model = frozen(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2))
+    model.register_forward_hook(lambda layer, args, output: torch.tanh(output))
+    return model
+
+
 def task_of(module: nn.Module, **others: Any) -> Supervised:
     torch.manual_seed(1)
     rows = torch.randn(90, 6)
@@ -148,6 +156,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "buffer": (lambda: Model("buffer"), "changes its buffers"),
     "told": (Whispering, "more than what it is given"),
     "in place": (lambda: frozen(nn.Linear(6, 8), InPlace(8, 2)), "in place"),
+    "hook": (hooked, "nothing is frozen outside"),
     "tied": (tied, "nothing is frozen outside"),
 }  # fmt: skip
 
@@ -229,6 +238,27 @@ def test_data_and_sizes_that_allow_no_features(monkeypatch: pytest.MonkeyPatch) 
     small = task_of(frozen(nn.Linear(6, 5), nn.Linear(5, 2)))
     assert featured(small, None).inputs.shape == (60, 5)
     assert with_frozen_features(small, Config(), Facts((6,), 2, (10**9, 20))) is not small
+
+
+def test_tables_are_looked_up_at_every_step() -> None:
+    """What is found takes more memory than the words, and hardly any time."""
+    module = frozen(nn.Embedding(5, 8), nn.Flatten(), nn.Linear(24, 2))
+    words = torch.randint(5, (60, 3))
+    with pytest.raises(NoSplit, match="nothing is frozen outside"):
+        featured(Supervised(module, words, words[:, 0] % 2, (40, 20), None), (40, 20))
+    module.insert(1, nn.Linear(8, 4).requires_grad_(False))
+    module[3] = nn.Linear(12, 2)
+    cut = featured(Supervised(module, words, words[:, 0] % 2, (40, 20), None), (40, 20))
+    assert cut.inputs.shape == (60, 12)
+
+
+def test_nodes_without_data_and_small_passes() -> None:
+    task = task_of(Model())
+    empty = replace(task, inputs=task.inputs[:40], targets=task.targets[:40], held=(40, 0))
+    whole = featured(task, (40, 20), 3)
+    assert torch.equal(featured(empty, (40, 20), 3).inputs, whole.inputs[:40])
+    nothing = replace(empty, inputs=task.inputs[:0], targets=task.targets[:0], held=(0, 0))
+    assert featured(nothing, (40, 20)).inputs.shape == (0, 8)
 
 
 def test_an_ordinary_model_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
