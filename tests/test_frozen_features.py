@@ -108,6 +108,28 @@ class Told(nn.Linear):
         return super().forward(input) * self.told
 
 
+class Averaged(nn.Linear):
+    """A head that takes the mean over the last axis."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.mean(dim=-1))
+
+
+class AsLong(nn.Module):
+    """Features as many times as there are rows, or with the rows on the second axis."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.body, self.head, self.how = nn.Linear(6, 8).requires_grad_(False), Averaged(8, 2), how
+
+    def forward(self, rows: Tensor) -> Tensor:
+        features = self.body(rows)[..., None].expand(-1, -1, len(rows))
+        if self.how == "first":
+            self.head.forward = lambda input: nn.Linear.forward(self.head, input[0])
+            features = self.body(rows)[None]
+        return self.head(features)
+
+
 class InPlace(nn.Linear):
     """A head that writes into what it is given."""
 
@@ -130,7 +152,11 @@ def tied() -> nn.Module:
 def hooked() -> nn.Module:
     """A sequence whose output is changed by a hook of its own."""
     model = frozen(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2))
-    model.register_forward_hook(lambda layer, args, output: torch.tanh(output))
+
+    def changed(layer: nn.Module, args: Any, output: Any) -> Any:
+        return output * 1.0
+
+    model.register_forward_hook(changed)
     return model
 
 
@@ -156,6 +182,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "buffer": (lambda: Model("buffer"), "changes its buffers"),
     "told": (Whispering, "more than what it is given"),
     "in place": (lambda: frozen(nn.Linear(6, 8), InPlace(8, 2)), "in place"),
+    "as long": (lambda: AsLong("rows"), "depends on the batch"),
+    "another first axis": (lambda: AsLong("first"), "one row of numbers per example"),
     "hook": (hooked, "nothing is frozen outside"),
     "tied": (tied, "nothing is frozen outside"),
 }  # fmt: skip
