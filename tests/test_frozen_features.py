@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,28 @@ class Told(nn.Linear):
         return super().forward(input) * self.told
 
 
+class Averaged(nn.Linear):
+    """A head that takes the mean over the last axis."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.mean(dim=-1))
+
+
+class AsLong(nn.Module):
+    """Features as many times as there are rows, or with the rows on the second axis."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.body, self.head, self.how = nn.Linear(6, 8).requires_grad_(False), Averaged(8, 2), how
+
+    def forward(self, rows: Tensor) -> Tensor:
+        features = self.body(rows)[..., None].expand(-1, -1, len(rows))
+        if self.how == "first":
+            self.head.forward = lambda input: nn.Linear.forward(self.head, input[0])
+            features = self.body(rows)[None]
+        return self.head(features)
+
+
 class InPlace(nn.Linear):
     """A head that writes into what it is given."""
 
@@ -123,6 +146,17 @@ def frozen(*layers: nn.Module) -> nn.Sequential:
 def tied() -> nn.Module:
     model = frozen(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6, bias=False))
     model[0].weight = model[2].weight
+    return model
+
+
+def hooked() -> nn.Module:
+    """A sequence whose output is changed by a hook of its own."""
+    model = frozen(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 2))
+
+    def changed(layer: nn.Module, args: Any, output: Any) -> Any:
+        return output * 1.0
+
+    model.register_forward_hook(changed)
     return model
 
 
@@ -148,6 +182,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "buffer": (lambda: Model("buffer"), "changes its buffers"),
     "told": (Whispering, "more than what it is given"),
     "in place": (lambda: frozen(nn.Linear(6, 8), InPlace(8, 2)), "in place"),
+    "as long": (lambda: AsLong("rows"), "depends on the batch"),
+    "another first axis": (lambda: AsLong("first"), "one row of numbers per example"),
+    "hook": (hooked, "nothing is frozen outside"),
     "tied": (tied, "nothing is frozen outside"),
 }  # fmt: skip
 
@@ -229,6 +266,27 @@ def test_data_and_sizes_that_allow_no_features(monkeypatch: pytest.MonkeyPatch) 
     small = task_of(frozen(nn.Linear(6, 5), nn.Linear(5, 2)))
     assert featured(small, None).inputs.shape == (60, 5)
     assert with_frozen_features(small, Config(), Facts((6,), 2, (10**9, 20))) is not small
+
+
+def test_tables_are_looked_up_at_every_step() -> None:
+    """What is found takes more memory than the words, and hardly any time."""
+    module = frozen(nn.Embedding(5, 8), nn.Flatten(), nn.Linear(24, 2))
+    words = torch.randint(5, (60, 3))
+    with pytest.raises(NoSplit, match="nothing is frozen outside"):
+        featured(Supervised(module, words, words[:, 0] % 2, (40, 20), None), (40, 20))
+    module.insert(1, nn.Linear(8, 4).requires_grad_(False))
+    module[3] = nn.Linear(12, 2)
+    cut = featured(Supervised(module, words, words[:, 0] % 2, (40, 20), None), (40, 20))
+    assert cut.inputs.shape == (60, 12)
+
+
+def test_nodes_without_data_and_small_passes() -> None:
+    task = task_of(Model())
+    empty = replace(task, inputs=task.inputs[:40], targets=task.targets[:40], held=(40, 0))
+    whole = featured(task, (40, 20), 3)
+    assert torch.equal(featured(empty, (40, 20), 3).inputs, whole.inputs[:40])
+    nothing = replace(empty, inputs=task.inputs[:0], targets=task.targets[:0], held=(0, 0))
+    assert featured(nothing, (40, 20)).inputs.shape == (0, 8)
 
 
 def test_an_ordinary_model_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,16 +154,26 @@ def _joined(name: str, key: str) -> str:
 
 def _is_plain(layer: nn.Module) -> bool:
     """Tell whether a sequence only calls its layers one after the other."""
-    return not layer._forward_hooks and not {"forward", "_call_impl"} & vars(layer).keys()
+    hooks = layer._forward_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return not any(hooks) and not {"forward", "_call_impl"} & vars(layer).keys()
 
 
 def _leaves_frozen(module: nn.Module, cut: _Cut) -> bool:
-    """Tell whether something frozen lies outside of the head, and nothing that is trained."""
+    """Tell whether something frozen lies outside of the head, and nothing that is trained.
+
+    Tables alone do not count: to look a word up takes less than to keep what was found.
+    """
     head = cut.head(module)
     inside = {id(parameter) for parameter in head.parameters()}
+    frozen = (
+        parameter
+        for layer in module.modules()
+        if type(layer) is not nn.Embedding
+        for parameter in layer.parameters(recurse=False)
+    )
     # The same objects in the same order: vectors, messages and files stay what they are.
     same = _trained(head) == _trained(module)
-    return same and any(id(parameter) not in inside for parameter in module.parameters())
+    return same and any(id(parameter) not in inside for parameter in frozen)
 
 
 def _tried(module: nn.Module, cut: _Cut, public: Tensor, own_functions: bool) -> Split:
