@@ -269,6 +269,7 @@ name = "directed_exponential"
 
 
 @pytest.mark.stress
+@pytest.mark.timeout(1800)
 @pytest.mark.mnist
 def test_leaving_and_joining_costs_no_accuracy(tmp_path: Path) -> None:
     """One leaves at round 10 of 30, another joins at 20; killed around both switches.
