@@ -26,6 +26,15 @@ CASES: Final = (
     "resnet18,1,400,16",
     "resnet18,1,400,64",
 )
+# models of one's own, through `dpcsgp.plan` and `dpcsgp.train`, whose checks at the start count too
+OWN_CASES: Final = (
+    "own mlp,4,3000,64",
+    "own mlp,4,3000,1500",
+    "own cnn,4,2000,64",
+    "own cnn,4,2000,1000",
+    "own lstm,4,2000,32",
+    "own lstm,4,2000,500",
+)
 
 
 def measure(case: str) -> dict[str, float]:
@@ -34,6 +43,8 @@ def measure(case: str) -> dict[str, float]:
     from dpcsgp.planning.timing import gradient_bytes, state_bytes, time_parts
 
     name, nodes, examples, batch = case.split(",")
+    if name.startswith("own "):
+        return measure_own(name.removeprefix("own "), int(nodes), int(examples), int(batch))
     task = "cifar10" if name == "resnet18" else "mnist"
     with tempfile.TemporaryDirectory() as folder:
         train(Path(folder) / "tiny", "digits", "logistic", 2, 20, 10)
@@ -42,6 +53,60 @@ def measure(case: str) -> dict[str, float]:
         grown = peak_bytes() - before
     predicted = state_bytes(design) + gradient_bytes(design, time_parts(design))
     return {"measured": grown, "predicted": predicted}
+
+
+def measure_own(name: str, nodes: int, examples: int, batch: int) -> dict[str, float]:
+    """Do the same for a model of one's own."""
+    import torch
+    from torch import nn
+
+    import dpcsgp
+    from dpcsgp.benchmarking.peak import peak_bytes
+
+    class LastState(nn.Module):
+        """Classifies a sequence by the last output of an LSTM."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(16, 64, batch_first=True), nn.Linear(64, 10)
+
+        def forward(self, x):  # noqa: ANN001, ANN202
+            """Return logits."""
+            return self.head(self.lstm(x)[0][:, -1])
+
+    shape = {"mlp": (784,), "cnn": (1, 28, 28), "lstm": (40, 16)}[name]
+    module = {
+        "mlp": lambda: nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)),
+        "cnn": lambda: nn.Sequential(
+            *(nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(32 * 8 * 8, 10)),
+        ),
+        "lstm": LastState,
+    }[name]
+    settings = {
+        "algorithm.steps": 2,
+        "algorithm.polish_rounds": 1,
+        "privacy.expected_batch_size": batch,
+        "run.evaluate_every": 0,
+    }
+    test = torch.rand(32, *shape), torch.arange(32) % 10
+    data = [(torch.rand(examples, *shape), torch.arange(examples) % 10) for _ in range(nodes)]
+    with tempfile.TemporaryDirectory() as folder:
+        few = [(torch.rand(20, 8), torch.arange(20) % 2)] * 2
+        tiny = {**settings, "privacy.expected_batch_size": 10}
+        dpcsgp.train(
+            nn.Linear(8, 2), few, epsilon=4.0, delta=1e-3, settings=tiny, out=f"{folder}/tiny"
+        )
+        before = _size_now()
+        dpcsgp.train(
+            module, data, test_data=test, epsilon=4.0, delta=1e-4, settings=settings,
+            out=f"{folder}/run",
+        )  # fmt: skip
+        grown = peak_bytes() - before
+    found = dpcsgp.plan(
+        module, [examples] * nodes, test_data=test, epsilon=4.0, delta=1e-4, settings=settings
+    )
+    return {"measured": grown, "predicted": found.memory_bytes or 0}
 
 
 def train(out: Path, task: str, model: str, nodes: int, examples: int, batch: int):  # noqa: ANN201
@@ -98,7 +163,7 @@ def main() -> None:
         return
     print("| model | nodes | examples of a node | batch | measured | predicted |")
     print("|---|---|---|---|---|---|")
-    for case in sys.argv[1:] or CASES:
+    for case in sys.argv[1:] or (*CASES, *OWN_CASES):
         found = {name: f"{size / 1e6:,.0f} MB" for name, size in in_own_process(case).items()}
         print(f"| {' | '.join((*case.split(','), *found.values()))} |", flush=True)
 

@@ -56,6 +56,37 @@ def test_bad_settings_name_field_value_and_remedy(setting: str, words: list[str]
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+# What float32 states, clocks and arrays cannot hold ended in a traceback, some in the first step.
+@pytest.mark.parametrize(
+    ("setting", "bound"),
+    [
+        ("algorithm.learning_rate=1e39", "1e+30"),
+        ("algorithm.learning_rate=inf", "1e+30"),
+        ("algorithm.learning_rate=1e-320", "1e-30"),
+        ("algorithm.adam_epsilon=1e39", "1e+30"),
+        ("algorithm.weight_decay=1e39", "1e+30"),
+        ("algorithm.polish_rounds=10000000000000000000000", "1e+09"),
+        ("privacy.clip_norm=1e39", "1e+18"),
+        ("privacy.clip_norm=1e-320", "1e-09"),
+        ("privacy.epsilon=inf", "finite number"),
+        ("privacy.epsilon=[1,inf]", "finite number"),
+        ("privacy.c2=1e-320", "1e-30"),
+        ("task.class_weights=[1,1e39]", "1e+30"),
+        ("graph.num_nodes=100000000000000000000000", "100000"),
+        ("network.timeout_seconds=inf", "1e+09"),
+        ("network.patience=1e308", "1e+09"),
+        ("simulation.slow_factor=inf", "1e+09"),
+        ("run.memory_limit_gb=1e308", "1e+09"),
+        ("run.memory_limit_gb=1e-320", "1e-06"),
+    ],
+)
+def test_numbers_beyond_what_a_run_can_compute_with_are_refused(setting: str, bound: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [setting])
+    text = str(caught.value)
+    assert text.startswith(f"{setting.partition('=')[0]} = ") and bound in text, text
+
+
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml does not exist"):
         load_config(Path("nowhere.toml"))

@@ -627,24 +627,38 @@ from test_api import FAST, NODES, TEST, small_model
 from dpcsgp.network.torch_distributed import ProcessEnvironment
 
 place, nodes = ProcessEnvironment.from_environment(), [list(data) for data in NODES[:2]]
-nodes[1][0] = nodes[1][0].clone()
-nodes[1][0][17, 2] = float("nan")
+more = {{}}
+if sys.argv[2] == "values":
+    nodes[1][0] = nodes[1][0].clone()
+    nodes[1][0][17, 2] = float("nan")
+else:  # more persons than were declared
+    more = {{"unit": [list(range(len(data[0]))) for data in nodes], "num_examples": [200, 60]}}
+    FAST["privacy.max_rows_per_unit"] = 1
 told = Path(sys.argv[1]) / f"told-{{place.rank}}"
 try:
     dpcsgp.train(small_model, [tuple(data) for data in nodes], test_data=TEST, settings=FAST,
-                 out=Path(sys.argv[1]) / "run", epsilon=8.0, delta=1e-3)
+                 out=Path(sys.argv[1]) / "run", epsilon=8.0, delta=1e-3, **more)
 except Exception as error:
     told.write_text(f"{{type(error).__name__}}: {{error}}")
 """
 
 
 @pytest.mark.slow
-def test_other_processes_hear_only_whose_data_were_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("values", ("node 1: 1 of 125 examples", "example 17")),
+        ("persons", ("node 1: its data have 125 persons, but num_examples[1] = 60",)),
+    ],
+)
+def test_other_processes_hear_only_whose_data_were_refused(
+    tmp_path: Path, fault: str, words: tuple[str, ...]
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(REFUSAL.format(tests=str(Path(__file__).parent))))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [sys.executable, *torchrun, str(script), str(tmp_path)],
+        [sys.executable, *torchrun, str(script), str(tmp_path), fault],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -652,9 +666,9 @@ def test_other_processes_hear_only_whose_data_were_refused(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr[-3000:]
     other, owner = ((tmp_path / f"told-{rank}").read_text() for rank in range(2))
-    assert "RefusedDataError: node 1: 1 of 125 examples" in owner and "example 17" in owner
+    assert owner.startswith("RefusedDataError: ") and all(word in owner for word in words)
     assert "the data of node 1 were refused" in other
-    assert not any(word in other for word in ("17", "125", "finite"))
+    assert not any(word in other for word in ("17", "125", "60", "finite"))
     assert not released(tmp_path)
 
 

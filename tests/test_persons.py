@@ -143,7 +143,7 @@ def test_a_stopped_run_of_persons_goes_on_as_if_it_had_not_stopped(tmp_path: Pat
 def test_more_persons_may_be_declared_than_there_are(tmp_path: Path) -> None:
     result = train(tmp_path / "run", num_examples=[30, 20])
     assert result.releases()[0][0][0].sampling_rate == 10 / 30
-    with pytest.raises(ConfigError, match="20 persons"):
+    with pytest.raises(RefusedDataError, match="20 persons"):
         train(tmp_path / "other", num_examples=[19, 20])
 
 

@@ -45,9 +45,19 @@ def test_a_bound_of_zero_is_not_sold_as_passed() -> None:
     assert "lower bound on eps (95 %)" in words
     assert "the attack on the messages was not informative" in words
     assert "noise: steps 2k, 2k+1" in words
+    assert "attacked" not in words  # messages of SGD are what is sent
     assert "false alarm in one audit out of 100000" in words
     assert max(len(line) for line in done.output.splitlines()) <= 80
     assert "…" not in done.output  # nothing was cut
+
+
+def test_what_is_attacked_is_said_where_messages_are_not_those_of_sgd() -> None:
+    line = ["audit", *DRAWN, "--draws", "10000", "--set", "algorithm.optimizer=adam"]
+    told = CliRunner().invoke(cli, line, env={"COLUMNS": "80"}).output
+    words = " ".join(told.replace("│", " ").split())
+    assert "attacked the releases, as SGD would send them" in words
+    assert "made of the same releases by Adam, a public rule" in words
+    assert max(map(len, told.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("fault", PLANTED)

@@ -159,7 +159,7 @@ def test_a_config_file_and_an_edges_file_are_read(doctor: Terminal, tmp_path: Pa
         (["--compressor", "gsgd:1"], "2 to 16"),
         (["--mixing-rate", "2"], "algorithm.mixing_rate = 2"),
         (["--dim", "0"], "--dim 0"),
-        (["nowhere.toml"], "nowhere.toml does not exist"),
+        (["nowhere.toml"], "nowhere.toml: there is no such config file (TOML) or results folder"),
         (["--figure", "radius.txt", "--num-nodes", "3", "--dim", "10"], "ends in .png"),
     ],
 )
@@ -176,3 +176,25 @@ def test_a_graph_in_pieces_is_wrong_input(doctor: Terminal, tmp_path: Path) -> N
     code, _, err = doctor("--edges-file", str(tmp_path / "edges.txt"), "--num-nodes", "3")
     assert code == 2
     assert "not strongly connected" in err
+
+
+@pytest.mark.parametrize("command", ["doctor", "plan", "audit", "report", "account"])
+def test_a_path_where_nothing_is_says_what_was_looked_for(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def typed(path: Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["dpcsgp", command, str(path)])
+        with pytest.raises(SystemExit) as ended:
+            app()
+        assert ended.value.code == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    text = typed(tmp_path / "nowhere")
+    assert "nowhere" in text and "no such" in text and "results folder" in text
+    assert "config file" in text or command in ("report", "account")
+    (tmp_path / "empty").mkdir()
+    assert "empty" in (text := typed(tmp_path / "empty"))
+    assert any(name in text for name in ("config.toml", "summary.json", "ledger"))

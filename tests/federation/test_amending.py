@@ -132,6 +132,50 @@ def test_what_cannot_work_is_refused(one: Roster, wanted: Amendment, problem: st
         amend(one, wanted)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("v1.toml --at-round 4 --gone x", r"--gone x: .* on it are a, b, c"),
+        ("v1.toml --at-round 4 --rejoin x", r"--rejoin x: .* on it are a, b, c"),
+        ("v1.toml --at-round 4 --replace {e}", r"--replace e: .* on it are a, b, c"),
+        ("v1.toml --at-round 4 --replace v1.toml", r"card .*v1\.toml: name is missing"),
+        ("v1.toml --at-round 4 --replace no.toml", r"card .*no\.toml: there is no such file"),
+        ("v1.toml --at-round 4 --leave b --gone b", r"--leave and --gone b: .*one of the two"),
+        ("v1.toml --at-round 4 --gone b --rejoin b", "b: a party leaves or stays"),
+        ("v1.toml --at-round 4 --gone b --replace {b}", "b: a party leaves or stays"),
+        ("v1.toml --at-round 4 --rejoin b --rejoin b", "--rejoin b: .* once"),
+        ("v1.toml --at-round 4 --join {b}", r"--join b: on the roster already; --replace"),
+        ("v1.toml --at-round 4 --leave b --join {b}", r"--join b: on the roster already"),
+        ("v2.toml --at-round 3 --rejoin c", "--at-round 3: .* from 4, where version 2 began"),
+        ("v2.toml --at-round 5 --rejoin b", r"--rejoin b: .* on it are a, c"),
+        ("no.toml --at-round 4 --gone b", r"no\.toml: there is no such file"),
+    ],
+)
+def test_lines_that_cannot_work_end_with_one_sentence_and_code_2(
+    root: Path, two: Roster, tmp_path: Path, line: str, problem: str
+) -> None:
+    if not (root / "e").exists():
+        new_party(root, "e")
+    write(root, two, approved=False)
+    cards = {name: root / name / f"{name}.card.toml" for name in "be"}
+    words = [
+        root / word if word.endswith(".toml") else word for word in line.format(**cards).split()
+    ]
+    out = tmp_path / "new.toml"
+    with pytest.raises(ConfigError, match=problem) as caught:
+        run("federation", "amend", *words, "--out", out)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+    assert not out.exists()
+
+
+def test_a_version_after_one_that_nobody_approved_is_refused(root: Path, two: Roster) -> None:
+    three = amend(two, Amendment(6, settings=("algorithm.learning_rate=0.5",))).roster
+    write(root, three, approved=False)
+    with pytest.raises(ConfigError, match=r"a was in version 2 .* run that version once") as caught:
+        run("party", "approve", root / "v3.toml", "--folder", root / "a", "--yes")
+    assert caught.value.exit_code == 2
+
+
 def test_parties_with_lag_go_on_in_step(tmp_path: Path) -> None:
     """Nobody can approve a version with lag; one without it follows."""
     lagged = first_version(tmp_path, "ab", plan=PLAN + "\n[network]\nmax_lag = 2\n")

@@ -3,14 +3,63 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dpcsgp.federation.demonstration import NAMES, STEPS
+
+# A party that waits for another one, started as the demonstration and the benchmarks do.
+STARTER = """
+import time
+from contextlib import suppress
+from pathlib import Path
+from dpcsgp.federation.cards import Promise
+from dpcsgp.federation.demonstration import found_locally, start_party
+
+found_locally(Path("two"), ("amber", "birch"), promise=Promise(750, 4.0, 1e-4))
+print(start_party(Path("two"), "amber").pid, flush=True)
+time.sleep(100)
+"""
+
+
+def still_runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # one that nobody has asked for its end
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_party_outlives_who_started_it(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        try:
+            deadline = time.monotonic() + 60
+            while not list(tmp_path.glob("two/amber/runs/*/status.json")):  # it listens
+                assert still_runs(pid) and time.monotonic() < deadline
+                time.sleep(0.05)
+            starter.send_signal(number)
+            starter.wait()
+            deadline = time.monotonic() + 10
+            while still_runs(pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not still_runs(pid)
+        finally:
+            starter.kill()
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -178,6 +178,7 @@ def test_parquet_is_read_where_pandas_can(here: Path) -> None:
         ("a,b\n1,2,3\n", None, "line 2: 3 values, the first line has 2"),
         ("a,b\n1,nan\n", None, "'nan' is no number"),
         ("a,b\n1,2\n", "c", "expected one column of this name"),
+        (",".join(f"f{n}" for n in range(30)) + ",y\n", "c", r"f19, \.\.\. y \(31 columns\)"),
         ("1,2\n", "c", "has no line of names"),
         ("a\n1\n", None, "one column"),
         ("", None, "is empty"),

@@ -364,6 +364,43 @@ class AddsInPlace(nn.Module):
         return self.linear(inputs)
 
 
+class LowPrecision(nn.Module):
+    """Computes with few bits, in one of three ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.first, self.last = way, nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "cast":
+            bits = self.first.weight.bfloat16(), self.first.bias.bfloat16()
+            return self.last(F.linear(x.bfloat16(), *bits).float())
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.way != "none"):
+            hidden = self.first(x)
+        return self.last(hidden.float())
+
+
+@pytest.mark.parametrize("way", ["autocast", "cast"])
+def test_gradients_through_few_bits_are_refused_with_a_remedy(way: str) -> None:
+    with pytest.raises(
+        ModelError, match=r"computes in torch\.bfloat16 .*torch\.autocast"
+    ) as caught:
+        check_examples_independent(LowPrecision(way), torch.zeros(4))
+    assert "expected torch.float32" in str(caught.value)
+    model = LowPrecision("autocast")
+    model.first.requires_grad_(False)  # public features: no gradient passes
+    check_examples_independent(model, torch.zeros(4))
+    check_examples_independent(LowPrecision("none"), torch.zeros(4))
+
+
+def test_autocast_around_the_check_is_refused_too() -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ModelError, match=r"its forward pass computes in torch\.bfloat16"),
+    ):
+        check_examples_independent(LowPrecision("none"), torch.zeros(4))
+
+
 def test_a_model_that_changes_the_data_is_refused() -> None:
     with pytest.raises(ModelError, match="changes its input in place"):
         check_examples_independent(AddsInPlace(), torch.zeros(4))

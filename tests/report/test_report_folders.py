@@ -65,7 +65,7 @@ def test_a_folder_of_runs_is_told_from_a_run(make_folder: MakeFolder, tmp_path: 
     make_folder("grid/two")
     with pytest.raises(DataError, match=r"holds 2 runs of its own.*grid/\*"):
         read_many([tmp_path / "grid"])
-    with pytest.raises(DataError, match="is not a folder"):
+    with pytest.raises(DataError, match="there is no such folder; give a results folder"):
         read_many([tmp_path / "nowhere"])
 
 

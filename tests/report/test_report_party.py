@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,15 @@ def test_a_party_speaks_of_its_own_model(make_folder: MakeFolder) -> None:
         *("south", "1", "directly", "0 to 29 of 30"),
         *("west", "2", "over 2 edges", "0 to 28 of 30"),
     ]
+
+
+def test_nothing_of_a_party_is_called_that_of_all_nodes(make_folder: MakeFolder) -> None:
+    page = page_of(make_folder(nodes=1, **party(30))).split("</style>")[1]
+    assert "The party's own model after each evaluation" in html.unescape(page)
+    assert "Verified ε of this party" in page
+    for words in ("ean over the nodes", "ode mean", "every node", "their mean", "spent most"):
+        assert words not in page, words
+    assert "Disagreement between nodes" not in page
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def script() -> ModuleType:
 
 @pytest.mark.stress
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("case", script().CASES)
+@pytest.mark.parametrize("case", [*script().CASES, *script().OWN_CASES])
 def test_the_predicted_memory_is_right_within_thirty_per_cent(case: str) -> None:
     found = script().in_own_process(case)
     assert found["predicted"] == pytest.approx(found["measured"], rel=0.3)

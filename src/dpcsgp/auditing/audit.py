@@ -66,6 +66,8 @@ class Audit:
     fault: str | None
     algorithm: str
     compression: str
+    optimizer: str  # of the run; the attack is on the releases, which every optimizer is made of
+    weight_decay: float
     noise_multiplier: float
     sampling_rate: float
     steps: int
@@ -79,9 +81,18 @@ class Audit:
     mechanism: MechanismAudit
     seconds: float
 
+    @property
+    def attacks_releases(self) -> bool:
+        """Whether the run's messages are other ones than those attacked, made of the same releases.
+
+        Adam and weight decay are public rules that turn releases into messages. So no message says
+        more than the releases do; SGD's messages, which are attacked, show them with least change.
+        """
+        return self.optimizer != "sgd" or self.weight_decay > 0
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return asdict(self)
+        return {**asdict(self), "attacks_releases": self.attacks_releases}
 
 
 def audit(
@@ -169,6 +180,8 @@ def _judge(
         fault=fault,
         algorithm=setting.config.algorithm.name,
         compression=setting.config.compression.spec,
+        optimizer=setting.config.algorithm.optimizer,
+        weight_decay=setting.config.algorithm.weight_decay,
         noise_multiplier=event.noise_multiplier,
         sampling_rate=event.sampling_rate,
         steps=steps,

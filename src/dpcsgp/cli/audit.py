@@ -157,6 +157,12 @@ def _print_stream(console: Console, result: Audit) -> None:
         "most that these trials can show": f"{describe_epsilon(result.epsilon_reachable)}; "
         f"for any mechanism {describe_epsilon(result.epsilon_reachable_any_mechanism)}",
     }
+    if result.attacks_releases:
+        what = "Adam" if result.optimizer == "adam" else "weight decay"
+        rows["attacked"] = (
+            f"the releases, as SGD would send them. The run's messages are made of the same "
+            f"releases by {what}, a public rule (post-processing): they can reveal no more"
+        )
     if result.fault:
         table.add_row("BROKEN ON PURPOSE", f"{result.fault}: {FAULTS[result.fault]}")
     for name, value in rows.items():

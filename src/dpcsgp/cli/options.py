@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dpcsgp.errors import ConfigError
+
 ConfigFile = Annotated[
     Path | None, typer.Argument(help="TOML file; without it the defaults are used.")
 ]
@@ -40,8 +42,25 @@ RunOrFile = Annotated[
 
 
 def settings_file(path: Path | None) -> Path | None:
-    """Return the settings of a results folder, or the file itself."""
-    return path / "config.toml" if path is not None and path.is_dir() else path
+    """Return the settings of a results folder, or the file itself.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    if path is None:
+        return None
+    way_out = "check the path; without one the defaults are used"
+    if not path.exists():
+        raise ConfigError(
+            f"{path}: there is no such config file (TOML) or results folder; {way_out}"
+        )
+    if not path.is_dir():
+        return path
+    if not (path / "config.toml").exists():
+        raise ConfigError(
+            f"{path} is a folder without config.toml, so no results folder of a run; {way_out}"
+        )
+    return path / "config.toml"
 
 
 def as_settings(shortcuts: dict[str, Any]) -> list[str]:

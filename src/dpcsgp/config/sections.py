@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from dpcsgp.algorithms.lag_settings import MOST_LAG
 from dpcsgp.algorithms.methods import find_method
@@ -22,11 +22,27 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _between(low: float, high: float) -> AfterValidator:
+    def check(value: float) -> float:
+        if not low <= value <= high:  # nor nan
+            raise ValueError(f"expected a number from {low:g} to {high:g}")
+        return value
+
+    return AfterValidator(check)
+
+
 # a row of `algorithms.methods`, or "module:attribute"
 MethodName = Annotated[str, BeforeValidator(_method_name)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# States are float32: what multiplies or divides them must not become 0 or infinite there.
+Factor = Annotated[float, Field(gt=0), _between(1e-30, 1e30)]
+ClipNorm = Annotated[float, Field(gt=0), _between(1e-9, 1e18)]  # what the clipping engines take
+# More time, memory and steps than anybody has; larger ones would overflow further down.
+Seconds = Annotated[float, Field(gt=0), _between(0, 1e9)]
+NotNegative = Annotated[float, Field(ge=0), _between(0, 1e9)]
+Gigabytes = Annotated[float, Field(gt=0), _between(1e-6, 1e9)]
+Count = Annotated[int, Field(ge=1), _between(1, 10**9)]
+Number = Annotated[int, Field(ge=0), _between(0, 10**9)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -49,7 +65,7 @@ class TaskConfig(Section):
     augmentation_multiplicity: Count = 1
     partition: str = "iid"
     # Factors of the loss, one per class (empty: all count alike).
-    class_weights: list[Positive] = []
+    class_weights: list[Factor] = []
 
 
 class GraphConfig(Section):
@@ -65,7 +81,7 @@ class GraphConfig(Section):
         "random_digraph",
         "edges",
     ] = "directed_exponential"
-    num_nodes: Count = 10
+    num_nodes: Annotated[int, Field(ge=1), _between(1, 10**5)] = 10
     edge_probability: Annotated[float, Field(ge=0, le=1)] = 0.3
     seed: Annotated[int, Field(ge=0)] = 0
     edges_file: str = ""
@@ -75,31 +91,31 @@ class AlgorithmConfig(Section):
     """How the nodes learn together."""
 
     name: MethodName = "dp-csgp"
-    learning_rate: Positive = 6.0
+    learning_rate: Factor = 6.0
     learning_rate_decay: Annotated[float, Field(ge=0, le=1)] = 0.2
     learning_rate_schedule: Literal["linear", "cosine", "constant"] = "linear"
     # Steps over which the rate rises at the start.
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Number = 0
     # Made of private gradients by each node for itself; Adam starts with another rate (below).
     optimizer: Literal["sgd", "adam"] = "sgd"
     adam_betas: Annotated[
         list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)
     ] = [0.9, 0.999]
-    adam_epsilon: Positive = 1e-8
+    adam_epsilon: Factor = 1e-8
     # Decoupled: a step of rate r takes away r times this share of the model.
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0), _between(0, 1e30)] = 0.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
     # gamma; "auto" takes the rate with the smallest disagreement on this graph.
     mixing_rate: Literal["auto"] | Annotated[float, Field(gt=0, le=1)] = "auto"
     steps: Count = 30
-    gossip_every: Count = 1
+    gossip_every: Annotated[int, Field(ge=1)] = 1
     num_blocks: Count = 10
     block_order: Literal["round-robin", "random"] = "round-robin"
     # Exchanges without gradients after the last step: they bring the nodes together.
-    polish_rounds: Annotated[int, Field(ge=0)] = 3
+    polish_rounds: Number = 3
     polish_compression: str = ""
     # Steps whose models are averaged before polishing (0: none).
-    average_last: Annotated[int, Field(ge=0)] = 0
+    average_last: Number = 0
     # "equal" as in the paper; "examples": by declared sizes.
     node_weights: Literal["equal", "examples"] = "equal"
 
@@ -116,16 +132,16 @@ class PrivacyConfig(Section):
 
     epsilon: Positive | list[Positive] = 0.5
     delta: Delta | list[Delta] = 1e-4
-    clip_norm: Positive = 1.0
+    clip_norm: ClipNorm = 1.0
     expected_batch_size: Literal["auto"] | Count | list[Count] = "auto"
     sampling: Literal["poisson", "uniform"] = "poisson"
     noise: Literal["calibrated", "paper", "none"] = "calibrated"
-    c2: Positive = 1.0
+    c2: Factor = 1.0
     # Releases that a resumed run may repeat; the noise is calibrated for them as well.
-    replay_reserve: Annotated[int, Field(ge=0)] = 0
+    replay_reserve: Number = 0
     # Most rows of a person (`dpcsgp.train(..., unit=...)`) that count in one step; 0: the unit of
     # privacy is a single example.
-    max_rows_per_unit: Annotated[int, Field(ge=0)] = 0
+    max_rows_per_unit: Number = 0
     # How many other nodes may tell all they know; fewer than all: pairs of nodes share noise that
     # cancels in the average (docs/cancelling-noise.md).
     max_colluders: Literal["all"] | Annotated[int, Field(ge=0)] = "all"
@@ -136,14 +152,14 @@ class PrivacyConfig(Section):
 class NetworkConfig(Section):
     """How real processes talk."""
 
-    timeout_seconds: Positive = 60.0
+    timeout_seconds: Seconds = 60.0
     key_file: str = ""
     # How many rounds a node may be ahead of those it hears; 0: in step, as in the paper.
     max_lag: Annotated[int, Field(ge=0, le=MOST_LAG)] = 0
     # "skip": who would hold up the others gossips without a new gradient, and adds it later.
     late_gradients: Literal["wait", "skip"] = "wait"
     # Seconds without a sign of life after which a party gives up on another.
-    patience: Literal["forever"] | Positive = "forever"
+    patience: Literal["forever"] | Seconds = "forever"
 
 
 class SimulationConfig(Section):
@@ -153,7 +169,7 @@ class SimulationConfig(Section):
     step_seconds: NotNegative = 0.0
     jitter: Literal["none", "exponential"] = "none"
     slow_nodes: list[Annotated[int, Field(ge=0)]] = []
-    slow_factor: Annotated[float, Field(ge=1)] = 10.0
+    slow_factor: Annotated[float, Field(ge=1), _between(1, 1e9)] = 10.0
     message_seconds: NotNegative = 0.0
     # Chance that a message is lost and has to be sent again, after so many seconds.
     loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -176,7 +192,7 @@ class RunConfig(Section):
     # what is released, but for rounding.
     max_rows_per_pass: Literal["auto"] | Count = "auto"
     # For what passes keep between forward and backward, roughly; other memory comes on top.
-    memory_limit_gb: Positive = 1.0
+    memory_limit_gb: Gigabytes = 1.0
     # Where evaluations are shown besides the results folder: public values only.
     trackers: Annotated[
         list[Literal["tensorboard", "mlflow", "wandb"]], BeforeValidator(_listed)

@@ -223,8 +223,18 @@ def _cards(old: Roster, wanted: Amendment) -> list[Card]:
                     f"{option} {name}: expected a party of the roster, once; on it are "
                     f"{', '.join(names)}"
                 )
+    if both := {*wanted.leave} & {*wanted.gone}:
+        raise ConfigError(
+            f"--leave and --gone {', '.join(sorted(both))}: a party leaves with its last rounds, "
+            "or is gone and nobody waits for them; give one of the two"
+        )
     if both := {*out} & {*wanted.rejoin, *(card.name for card in wanted.replace)}:
         raise ConfigError(f"{', '.join(sorted(both))}: a party leaves or stays, not both")
+    if known := {*names} & {card.name for card in wanted.join}:
+        raise ConfigError(
+            f"--join {', '.join(sorted(known))}: on the roster already; --replace takes the new "
+            "card of a party that stays"
+        )
     replaced = {card.name: card for card in wanted.replace}
     stay = [replaced.get(card.name, card) for card in old.parties if card.name not in out]
     return [*stay, *wanted.join]

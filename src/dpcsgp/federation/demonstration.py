@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_status import read_status
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import STATUS, latest_place
+from dpcsgp.runtime.workers import tied_command
 
 NAMES: Final = ("amber", "birch", "cedar", "dune", "elm")
 PROMISE: Final = Promise(300, 4.0, 1e-4)
@@ -119,8 +119,11 @@ def found_locally(
 
 
 def start_party(root: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
-    """Type the line that a party types; what it says goes to ROOT/NAME.log."""
-    line = [sys.executable, "-m", "dpcsgp", "party", "run", "federation.toml", "--folder", name]
+    """Type the line that a party types; what it says goes to ROOT/NAME.log.
+
+    It ends with this process: a demonstration that was killed leaves no party running.
+    """
+    line = tied_command("party", "run", "federation.toml", "--folder", name)
     # Several parties share the cores of this machine.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(root / f"{name}.log", "ab") as log:

@@ -28,6 +28,7 @@ from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.demonstration import NAMES, found_locally, free_addresses, start_party
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.run_place import STATUS, latest_place
+from dpcsgp.runtime.workers import tied_command
 
 ROUND_LIMIT: Final = 1.5
 START_LIMIT: Final = 4.0  # seconds
@@ -129,7 +130,7 @@ def _run_processes(root: Path, plan: dict[str, Any]) -> tuple[float, float]:
         }
         with open(root / f"{rank}.log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "dpcsgp", "run", *words, "--out", str(root / "run")],
+                tied_command("run", *words, "--out", str(root / "run")),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from dpcsgp.config import Config, change_config, per_node
 from dpcsgp.errors import ConfigError, DpcsgpError, ModelError
 from dpcsgp.modes import evaluation_mode
-from dpcsgp.planning.pass_costs import places_of_step
+from dpcsgp.planning.pass_costs import places_of_step, probe_bytes
 from dpcsgp.planning.timing import (
+    FIRST_USE,
     PublicRows,
     StepTimes,
     gradient_bytes,
@@ -324,7 +325,10 @@ def _costs(design: RunDesign, rows: PublicRows) -> tuple[float, int]:
     exchange = time_exchange(design) if sends else 0.0
     places = math.ceil(places_of_step(design) / num_nodes)
     seconds = times.seconds(design.config, places, exchange)
-    return seconds, state_bytes(design) + gradient_bytes(design, times)
+    steps = state_bytes(design) + gradient_bytes(design, times)
+    # The checks at the start are over before the first step, and so is what they held.
+    checks = FIRST_USE + probe_bytes(design, rows.inputs, rows.targets, rows.loss, times.passes)
+    return seconds, max(steps, int(checks))
 
 
 def _span(values: Sequence[float]) -> str:

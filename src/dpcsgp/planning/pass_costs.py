@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpcsgp.privacy.clipping.engine import CheckedEngine
+from dpcsgp.privacy.clipping.engine import CheckedEngine, Loss
+from dpcsgp.privacy.model_probes import most_rows_summed, row_probe
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.runs.design import RunDesign
 
@@ -98,7 +99,33 @@ def rows_at_once(design: RunDesign, engine: CheckedEngine, inputs: Tensor) -> tu
 def places_of_step(design: RunDesign) -> int:
     """Return how many places all nodes' batches of one step take, blank ones included."""
     shapes = design.mechanism.rows_of_same_shape()
-    return sum(len(nodes) * shape.width(0) for shape, nodes in shapes.items())
+    return sum(len(nodes) * shape.places * shape.passes for shape, nodes in shapes.items())
+
+
+def places_of_pass(design: RunDesign) -> int:
+    """Return how many places all nodes have in one pass: examples are fetched pass by pass."""
+    shapes = design.mechanism.rows_of_same_shape()
+    return sum(len(nodes) * shape.places for shape, nodes in shapes.items())
+
+
+def probe_bytes(
+    design: RunDesign, inputs: Tensor, targets: Tensor, loss: Loss, costs: PassCosts
+) -> float:
+    """Predict what the checks of a model and loss of one's own hold at their fullest moment.
+
+    They compare rows, and clipped sums, of batches up to the sizes of the run (`model_probes`).
+    """
+    per_unit = max(design.config.privacy.max_rows_per_unit, 1)
+    sizes = {per_unit * size for size in design.mechanism.expected_batch_sizes}
+    batches = sorted(sizes, reverse=True)
+    peaks = [costs.bytes(most_rows_summed(design.module, inputs[:2], batches))]
+    for compared in (None, loss):
+        compare, most = row_probe(design.module, compared, (inputs, targets), batches)
+        small, _ = _watched(lambda compare=compare: compare(_MORE))
+        large, _ = _watched(lambda compare=compare: compare(2 * _MORE))
+        per_row = max(large - small, 0) / _MORE
+        peaks.append(large + per_row * (most - 2 * _MORE))
+    return max(peaks)
 
 
 def _pass(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpcsgp.config import Config
 from dpcsgp.modes import evaluation_mode
-from dpcsgp.planning.pass_costs import PassCosts, measure_passes, places_of_step, rows_at_once
+from dpcsgp.planning.pass_costs import PassCosts, measure_passes, places_of_pass, rows_at_once
 from dpcsgp.privacy import clipping_engine
 from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.randomness import PublicRandomness
@@ -37,12 +37,12 @@ _ROWS: Final = 8  # random examples
 _EXCHANGED: Final = 2**17  # coordinates of a timed exchange
 _WRITTEN: Final = 2**22  # bytes of a timed file
 _DIGITS_TEST: Final = 297  # test examples of scikit-learn's digits
-# Vectors per node beside the state, copies of examples and sets of rows in the check at the start:
+# Vectors per node beside the state, copies of fetched rows, sets of rows in the check at the start:
 # as found in the peaks of real runs (docs/performance.md).
 _VECTORS: Final = 20
-_COPIES_OF_DATA: Final = 2
-_COPIES_OF_BATCH: Final = 3
-_SETS_OF_ROWS: Final = 4
+_COPIES_OF_BATCH: Final = 2
+_SETS_OF_ROWS: Final = 2
+FIRST_USE: Final = 10_000_000  # what libraries set up when a kernel is used first
 
 
 @final
@@ -151,9 +151,9 @@ def gradient_bytes(design: RunDesign, times: StepTimes) -> int:
     example = times.inputs[0].nbytes
     # Where nodes pass together, the check of rows at the start holds several sets of them.
     per_row = times.passes.bytes_per_row + (_SETS_OF_ROWS * example if together else 0)
-    data = _COPIES_OF_DATA * sum(design.facts.num_examples) * example
-    batch = _COPIES_OF_BATCH * places_of_step(design) * example
-    return int(data + batch + times.passes.bytes_fixed + rows * per_row)
+    data = sum(design.facts.num_examples) * example
+    batch = _COPIES_OF_BATCH * places_of_pass(design) * example
+    return int(FIRST_USE + data + batch + times.passes.bytes_fixed + rows * per_row)
 
 
 def random_rows(design: RunDesign) -> PublicRows:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Final
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.overrides import TorchFunctionMode
 
 from dpcsgp.errors import ModelError
 from dpcsgp.modes import has_frozen_statistics
 
+_LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
 _MOST_NAMED: Final = 3  # layers that a warning lists
 _WARNED: Final[weakref.WeakSet[nn.Module]] = weakref.WeakSet()
 
@@ -108,6 +110,28 @@ def _has_spectral_norm(layer: nn.Module) -> bool:
     # Torch has it twice: as a parametrization and, older, as a hook.
     hooks = (type(hook).__name__ for hook in layer._forward_pre_hooks.values())
     return type(layer).__name__ == "_SpectralNorm" or "SpectralNorm" in hooks
+
+
+class RefuseLowPrecision(TorchFunctionMode):
+    """Refuses gradients through bfloat16 or float16 while it is on.
+
+    Rounded to 8 or 11 bits, activations would enter the sums that the noise is calibrated for, and
+    the fast gradient is no longer torch's own. Frozen parts may compute as they like.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, and look at what it returns."""
+        result = func(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(part, Tensor) and part.requires_grad and part.dtype in _LOW_PRECISION:
+                raise ModelError(
+                    f"model: its forward pass computes in {part.dtype} ({func.__name__}), and "
+                    "gradients go through it; expected torch.float32. Leave out torch.autocast, "
+                    "bfloat16() and half(), or freeze what uses them with requires_grad_(False)"
+                )
+        return result
 
 
 def _check_parameters(module: nn.Module) -> None:

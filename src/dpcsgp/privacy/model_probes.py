@@ -12,7 +12,7 @@ Legend: P probe examples, D coordinates.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping.contract import check_losses
 from dpcsgp.privacy.clipping.engine import Loss
 from dpcsgp.privacy.memory_probes import check_memory
-from dpcsgp.privacy.model_checks import label
+from dpcsgp.privacy.model_checks import RefuseLowPrecision, label
 from dpcsgp.privacy.row_checks import units_of_rows
 from dpcsgp.privacy.row_probes import RowDependence, RowProbe, nested, watch_outputs
 from dpcsgp.privacy.sum_probes import (
@@ -41,6 +41,8 @@ __all__ = [
     "RowDependence",
     "check_examples_independent",
     "check_gradients_reach",
+    "most_rows_summed",
+    "row_probe",
 ]
 
 _NUM_EXAMPLES: Final = 11  # an unlikely length for any other axis
@@ -84,7 +86,7 @@ def check_examples_independent(
     originals = first.clone()
     _warn_about_in_place(probe, first.clone())
     probe = training_copy(module)
-    with torch_seed(0, "model probe masks"), torch.no_grad():
+    with torch_seed(0, "model probe masks"), torch.enable_grad(), RefuseLowPrecision():
         probe(first)
     if not torch.equal(first, originals):
         raise ModelError(
@@ -111,6 +113,20 @@ def _check_rows(
         _resized(batch(_REMEMBERED, f"batch {number}"), size) for number, size in enumerate(_SIZES)
     ]
     check_memory(module, loss, settle, batches, _hostile(settle))
+    probe, thorough, sizes = _row_probe(module, loss, batch, batch_sizes)
+    probe.compare(_NUM_EXAMPLES, thorough)
+    for size in sizes:
+        probe.compare(size, thorough=False)
+    return probe.found
+
+
+def _row_probe(
+    module: nn.Module,
+    loss: Loss | None,
+    batch: Callable[[int, str], Pair],
+    batch_sizes: Sequence[int],
+) -> tuple[RowProbe, bool, list[int]]:
+    """Return what compares rows, whether the small batch is tried thoroughly, and other sizes."""
     probed = training_copy(module)
     steady = _deterministic(probed, batch(_NUM_EXAMPLES, "first")[0])
     probe = RowProbe(probed, loss, batch, steady)
@@ -118,12 +134,37 @@ def _check_rows(
     work, values = _work_per_row(steady, batch(2, "first")[0])
     passes = 2 * (3 if loss else 1)  # backward costs twice as much as forward
     thorough = _NUM_EXAMPLES * work * 5 * passes <= _MOST_WORK
-    probe.compare(_NUM_EXAMPLES, thorough)
     most = _MOST_VALUES // values
     sizes = [size for size in (*batch_sizes, *_LADDER) if size <= most]
-    for size in _affordable(sizes, _MOST_WORK / (work * passes)):
-        probe.compare(size, thorough=False)
-    return probe.found
+    return probe, thorough, _affordable(sizes, _MOST_WORK / (work * passes))
+
+
+def row_probe(
+    module: nn.Module, loss: Loss | None, public: Pair, batch_sizes: Sequence[int]
+) -> tuple[Callable[[int], None], int]:
+    """Return what compares so many rows, and the most rows that the checks give it: for plans.
+
+    Args:
+        module: the model; it is copied, never changed.
+        loss: one value per example; None: the model alone is compared.
+        public: rows to probe with.
+        batch_sizes: sizes that the run will use.
+    """
+    batch = partial(_probe_pair, (public[0][0], public[1][0]), public=public)
+    probe, _, sizes = _row_probe(module, loss, batch, batch_sizes)
+    return partial(probe.compare, thorough=False), max((_NUM_EXAMPLES, *sizes))
+
+
+def most_rows_summed(module: nn.Module, two_rows: Tensor, batch_sizes: Sequence[int]) -> int:
+    """Return how many rows the largest of the clipped sums has that are compared at the start."""
+    return max((_NUM_EXAMPLES, *_sum_sizes(module, two_rows, batch_sizes)))
+
+
+def _sum_sizes(module: nn.Module, two_rows: Tensor, batch_sizes: Sequence[int]) -> list[int]:
+    room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
+    room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(module, two_rows)[0])
+    sizes = [size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES]
+    return _affordable(sizes, room)
 
 
 def _hostile(batch: Pair) -> Pair:
@@ -238,10 +279,7 @@ def check_gradients_reach(
     if rows_per_unit > 1:  # the engine that will run adds up rows before it clips
         units = units_of_rows((inputs, targets), rows_per_unit)
         check_units(steady, loss, sums, units, rows_per_unit)
-    room = _MOST_GRADIENTS / ParameterLayout.of(module).dim / 4
-    room = min(room, _MOST_SUM_WORK / 12 / _work_per_row(steady, inputs[:2])[0])
-    sizes = [size for size in (*batch_sizes, *_SUM_SIZES) if size > _NUM_EXAMPLES]
-    for size in _affordable(sizes, room):
+    for size in _sum_sizes(steady, inputs[:2], batch_sizes):
         check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
     return found
 

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from dpcsgp.report.folders import Floats, RunResults, node_values
+from dpcsgp.report.folders import Floats, RunResults, is_party, node_values
 from dpcsgp.report.formatting import as_number, epsilon, score, significant
 from dpcsgp.report.palette import GRID, INK, colour, marker
 from dpcsgp.report.svg import inline_svg
@@ -74,15 +74,18 @@ Draw = Callable[[Axes], None]
 
 def charts(runs: Sequence[RunResults], metrics: Sequence[str]) -> list[Chart]:
     """Draw all charts of a page; each metric has its own, in which runs without it are absent."""
+    # A party knows its own model only: nothing to compare it with.
+    parties = all(map(is_party, runs))
+    of_metric = (_score_against_steps, _score_against_megabytes, _score_of_nodes)
     scores = [
         draw(runs, metric, f"-{number}" if number else "")
         for number, metric in enumerate(metrics)
-        for draw in (_score_against_steps, _score_against_megabytes, _score_of_nodes)
+        for draw in (of_metric[:2] if parties else of_metric)
     ]
     return [
         *scores,
         _epsilon_against_steps(runs),
-        _disagreement_against_steps(runs),
+        *([] if parties else [_disagreement_against_steps(runs)]),
     ]
 
 
@@ -116,7 +119,8 @@ def _score_against_steps(runs: Sequence[RunResults], metric: str, suffix: str) -
         _step_ticks(axes)
         _name_last_value(axes, runs, metric, runs[0].column("step")[-1])
 
-    caption = "Mean over the nodes after each evaluation, on public test data. "
+    whose = "The party's own model" if all(map(is_party, runs)) else "Mean over the nodes"
+    caption = f"{whose} after each evaluation, on public test data. "
     caption += "The last point includes the rounds of pure averaging, if there were any."
     svg = _draw(f"steps{suffix}", "gradient steps", ylabel, _describe(runs, metric, "steps"), draw)
     return Chart(f"steps{suffix}", f"{_noun(metric)} against steps", caption, svg)
@@ -216,7 +220,8 @@ def _epsilon_against_steps(runs: Sequence[RunResults]) -> Chart:
         _step_ticks(axes)
         _scale_y(axes, logarithmic)
 
-    caption = "Verified ε of the node that has spent most, from the releases in its ledger. "
+    whose = "this party" if all(map(is_party, runs)) else "the node that has spent most"
+    caption = f"Verified ε of {whose}, from the releases in its ledger. "
     caption += "Dotted: the ε asked for."
     svg = _draw("epsilon", "gradient steps", "verified ε", "Verified eps against steps.", draw)
     return Chart("epsilon", title, caption, svg)
@@ -339,4 +344,5 @@ def _describe(runs: Sequence[RunResults], metric: str, unit: str) -> str:
     ]
     spent = [epsilon(run.number("epsilon")) for run in runs]
     ends = [f"{end} at eps {eps}" for end, eps in zip(ends, spent, strict=True)]
-    return f"{_noun(metric)} (node mean) against {unit}. At the end: {'; '.join(ends)}."
+    whose = "own model" if all(map(is_party, runs)) else "node mean"
+    return f"{_noun(metric)} ({whose}) against {unit}. At the end: {'; '.join(ends)}."

@@ -118,6 +118,11 @@ def worst(values: Floats, lower_is_better: bool) -> float:
     return float(values.max() if lower_is_better else values.min())
 
 
+def is_party(run: RunResults) -> bool:
+    """Tell whether this folder is that of one party."""
+    return isinstance(run.summary.get("party"), str)
+
+
 def read_many(folders: Sequence[Path]) -> list[RunResults]:
     """Read several folders, each once, under names that tell them apart."""
     paths = list(dict.fromkeys(folder.resolve() for folder in folders))
@@ -127,9 +132,8 @@ def read_many(folders: Sequence[Path]) -> list[RunResults]:
 def read_results(folder: Path, name: str) -> RunResults:
     """Read one folder; refuse a damaged summary or list of rows, remark on the rest."""
     if not folder.is_dir():
-        raise DataError(
-            f"{folder} is not a folder; give a results folder that `dpcsgp run --out` wrote"
-        )
+        found = "is a file" if folder.exists() else "there is no such folder"
+        raise DataError(f"{folder}: {found}; give a results folder that `dpcsgp run --out` wrote")
     summary = _read_summary(folder)
     rows = _read_metrics(folder / "metrics.jsonl")
     settings, settings_remark = _read_settings(folder / "config.toml")

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from dpcsgp.errors import ConfigError
 from dpcsgp.records.names import model_name
 from dpcsgp.report.charts import DETAILED_RUNS, charts
-from dpcsgp.report.folders import RunResults, metric_of, read_many, shown_metrics
+from dpcsgp.report.folders import RunResults, is_party, metric_of, read_many, shown_metrics
 from dpcsgp.report.formatting import (
     DASH,
     duration,
@@ -35,7 +35,7 @@ from dpcsgp.report.page_tables import (
     worst_score,
 )
 from dpcsgp.report.palette import COLOURS, colour_name, marker_sign
-from dpcsgp.report.party_part import contribution_table, is_party, rounds_done, rule_of_arrival
+from dpcsgp.report.party_part import contribution_table, rounds_done, rule_of_arrival
 from dpcsgp.report.verdict import verdict
 
 FILE_NAME = "report.html"
@@ -102,6 +102,7 @@ def _context(runs: Sequence[RunResults]) -> dict[str, Any]:
         "charts": [(chart, Markup(chart.svg)) for chart in drawn],
         "runs": [_run(index, run, metric_of(run, metrics)) for index, run in enumerate(runs)],
         "detailed": len(runs) <= DETAILED_RUNS,
+        "parties": all(map(is_party, runs)),
         "comparison": comparison(runs, metrics),
         "differing": {} if alone else differing_settings(runs),
         "palette": [(colour_name(index), *pair) for index, pair in enumerate(COLOURS)],

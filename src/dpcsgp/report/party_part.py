@@ -18,11 +18,6 @@ _KNOWN: Final = ("party", "node", "distance", "first_round", "last_round", "roun
 _DISTANCES: Final = {0: "itself", 1: "directly"}
 
 
-def is_party(run: RunResults) -> bool:
-    """Tell whether this folder is that of one party."""
-    return isinstance(run.summary.get("party"), str)
-
-
 def rounds_done(run: RunResults) -> str:
     """Say how far the party got."""
     done, planned = (plain_text(run.summary.get(key)) for key in ("rounds", "rounds_planned"))

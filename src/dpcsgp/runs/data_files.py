@@ -89,6 +89,8 @@ def _column(names: Sequence[str] | None, width: int, target: str | None, path: P
         return width - 1
     if names is None or names.count(target) != 1:
         found = ", ".join(names[:20]) if names else "the file has no line of names"
+        if names and len(names) > 20:  # the last one is most often the target
+            found += f", ... {names[-1]} ({len(names)} columns)"
         raise DataError(f"--target {target}: expected one column of this name in {path}: {found}")
     return names.index(target)
 

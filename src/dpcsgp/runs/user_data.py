@@ -19,7 +19,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from dpcsgp.errors import ConfigError, DpcsgpError, ModelError
+from dpcsgp.errors import DpcsgpError, ModelError, RefusedDataError
 from dpcsgp.modes import evaluation_mode
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
@@ -120,9 +120,9 @@ class UserData:
         known = {f"node {node}": part.form for node, part in parts.items()}
         known |= {"test_data": test.form} if test else {}
         if not known:
-            raise ConfigError(
-                f"nodes {', '.join(map(str, hosted))} of this process have no data: give "
-                "test_data, so that it knows shapes"
+            raise RefusedDataError(
+                f"nodes {' and '.join(map(str, hosted))}",
+                ": this process has no data; give test_data, so that it knows shapes",
             )
         refuse_differences(known)
         form = next(iter(known.values()))

@@ -55,10 +55,12 @@ def declared_sizes(
             )
         for node in hosted:
             if (found := _count(node_data[node], node, units)) > sizes[node]:
-                raise ConfigError(
-                    f"num_examples[{node}] = {sizes[node]}, but the data of node {node} have "
-                    f"{found} {what}; declare at least as "
-                    f"many as there are (the others count as blanks), or leave {what} out"
+                # How many there are stays on this machine; the others hear whose data it is.
+                raise RefusedDataError(
+                    f"node {node}",
+                    f": its data have {found} {what}, but num_examples[{node}] = {sizes[node]}; "
+                    "declare at least as many as there are (the others count as blanks), or leave "
+                    f"{what} out",
                 )
     if not any(sizes):
         raise ConfigError("node_data: no node has an example; at least one needs a dataset")

@@ -45,6 +45,20 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
+def tied_command(*words: str) -> list[str]:
+    """Return the line of a `dpcsgp` command that ends with this process, however this one ends.
+
+    Args:
+        words: what follows `dpcsgp`.
+    """
+    # `-m dpcsgp`, after one call more; the words stand in the line as they do there.
+    code = (
+        f"import runpy; from dpcsgp.runtime.workers import die_with; die_with({os.getpid()}); "
+        "runpy.run_module('dpcsgp', run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", code, *words]
+
+
 def die_with_agent() -> None:
     """Make this process end with the torchrun agent that started it, if one did."""
     if "TORCHELASTIC_RUN_ID" in os.environ:

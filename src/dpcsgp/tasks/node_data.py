@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from dpcsgp.errors import ConfigError, DataError, RefusedDataError
+from dpcsgp.errors import ConfigError, RefusedDataError
 from dpcsgp.tasks.columns import Column, is_column, label_numbers, plain, read_column
 from dpcsgp.tasks.trees import Packing, leaves_of, skeleton_of
 
@@ -76,9 +76,10 @@ def opened(data: Any, where: str) -> Columns | Any:
     if isinstance(data, tuple) and len(data) == 2 and _first_column(data[0]) is not None:
         return Columns(*data)
     if is_column(data) or (isinstance(data, list) and len(data) == 2 and all(map(is_column, data))):
-        raise DataError(
-            f"{where}: expected inputs and targets, got {type(data).__name__}; give a tuple "
-            "(inputs, targets), such as (table[columns], table['outcome'])"
+        raise RefusedDataError(
+            where,
+            f": expected inputs and targets, got {type(data).__name__}; give a tuple "
+            "(inputs, targets), such as (table[columns], table['outcome'])",
         )
     return data
 
@@ -96,9 +97,10 @@ def count_examples(data: NodeData, where: str) -> int:
             return int(column.shape[0]) if hasattr(column, "shape") else len(column)
         return len(found)
     except TypeError:
-        raise DataError(
-            f"{where}: {type(data).__name__} has no length; give a map-style dataset (with "
-            "__len__ and __getitem__) or a pair of tensors (inputs, targets)"
+        raise RefusedDataError(
+            where,
+            f": {type(data).__name__} has no length; give a map-style dataset (with "
+            "__len__ and __getitem__) or a pair of tensors (inputs, targets)",
         ) from None
 
 
