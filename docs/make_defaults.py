@@ -6,11 +6,11 @@ the best of the grid (four learning rates times three numbers of steps, everythi
 has it). Seeds fix split, start and noise, so that the table can be repeated; the rule was tuned
 with other seeds.
 
-The best of twelve noisy means flatters: it is better than what the same settings reach on other
-seeds (the column "when chosen" shows it). So the best is chosen on some seeds, all twelve first and
+The best of twelve noisy means flatters: other seeds do not repeat it (the column "when chosen" has
+it, together with the luck of the seeds). So the best is chosen on some seeds, all twelve first and
 then the best four on more of them, and both it and the rule are scored on others. With few seeds
-the choice may miss the best, in favour of the rule: simulated runs say by 0.7 points of accuracy or
-less with `--seeds 4`, by up to 1.7 with `--seeds 1` (iris, eps 1; 0.4 for breast cancer).
+the choice may miss the best, in favour of the rule: in simulated runs of wine and iris by 0.7
+points or less with `--seeds 4`, of breast cancer by 0.3 or less with `--seeds 2`.
 
     python docs/make_defaults.py --data wine,iris --epsilon 1,8 --seeds 4
 """

@@ -166,7 +166,7 @@ def test_on_a_small_data_set_the_rule_is_as_good_as_other_learning_rates() -> No
 @pytest.mark.parametrize("name", ["breast cancer", "wine", "digits", "iris", "diabetes"])
 def test_the_rule_is_within_two_points_of_the_best_of_twelve(name: str, epsilon: float) -> None:
     table = _make_defaults()
-    seeds = 4 if name in ("wine", "iris") else 1  # some 35 test examples: scores scatter more
+    seeds = 4 if name in ("wine", "iris") else 2  # some 35 test examples: scores scatter more
     (found,) = table.compare([name], [epsilon], seeds, table.GRID)
     assert found.good_enough, found
 
