@@ -1,12 +1,18 @@
 """How good are the settings that `dpcsgp.train` chooses? Compared with a grid of twelve.
 
 Five data sets of scikit-learn, five unequal nodes, a network with one hidden layer of 16 units,
-delta 1e-3. Prints a table for docs/own-data.md: the node mean with no settings but eps, and the
-best of the grid (four learning rates times three numbers of steps, everything else as the rule
-has it), each the mean over the same seeds. Seeds fix split, start and noise, so that the table can
-be repeated; the rule was tuned with other seeds.
+delta 1e-3. Prints a table for docs/own-data.md: the node mean with no settings but eps, and that of
+the best of the grid (four learning rates times three numbers of steps, everything else as the rule
+has it). Seeds fix split, start and noise, so that the table can be repeated; the rule was tuned
+with other seeds.
 
-    python docs/make_defaults.py --data wine,iris --epsilon 1,8 --seeds 10
+The best of twelve noisy means flatters: other seeds do not repeat it (the column "when chosen" has
+it, together with the luck of the seeds). So the best is chosen on some seeds, all twelve first and
+then the best four on more of them, and both it and the rule are scored on others. With few seeds
+the choice may miss the best, in favour of the rule: in simulated runs of wine and iris by 0.7
+points or less with `--seeds 4`, of breast cancer by 0.3 or less with `--seeds 2`.
+
+    python docs/make_defaults.py --data wine,iris --epsilon 1,8 --seeds 4
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ import argparse
 import itertools
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest import mock
@@ -50,6 +56,8 @@ GRID: Final = tuple(
     for rate, steps in itertools.product(RATES, STEPS)
 )
 FIRST_SEED: Final = 1000
+SHARES_OF_SEEDS: Final = (0, 1, 4, 16)  # all of the grid; the finalists; the scores
+FINALISTS: Final = 4
 SCRATCH: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None  # ledgers wait for no disk
 
 
@@ -91,7 +99,7 @@ def score(case: Case, epsilon: float, settings: Mapping[str, Any], seed: int) ->
         )
 
     # Hundreds of runs of models that are known to be fine: they are not probed again.
-    not_probed = mock.patch.object(UserData, "check", lambda *_: None)
+    not_probed = mock.patch.object(UserData, "check", return_value=None)
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder, warnings.catch_warnings(), not_probed:
         warnings.simplefilter("ignore")
         result = dpcsgp.train(
@@ -114,25 +122,48 @@ def score(case: Case, epsilon: float, settings: Mapping[str, Any], seed: int) ->
     return float(result.summary[f"{key}_node_mean"])
 
 
-def mean_score(case: Case, epsilon: float, settings: Mapping[str, Any], seeds: int) -> float:
-    """Return the mean over so many seeds; a run that diverged counts as guessing."""
-    scores = []
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+def scores(
+    case: Case, epsilon: float, settings: Mapping[str, Any], seeds: Iterable[int]
+) -> list[float]:
+    """Return one score for each seed; a run that diverged counts as guessing."""
+    found = []
+    for seed in seeds:
         try:
-            scores.append(score(case, epsilon, settings, seed))
+            found.append(score(case, epsilon, settings, seed))
         except DivergenceError:
-            scores.append(1e3 if case.loss == "mse" else 0.0)
-    return float(np.mean(scores))
+            found.append(1e3 if case.loss == "mse" else 0.0)
+    return found
+
+
+def best_of(
+    grid: Sequence[Mapping[str, Any]], case: Case, epsilon: float, first: range, more: range
+) -> tuple[Mapping[str, Any], float]:
+    """Return the best settings and their mean: all on the first seeds, the best of them on more."""
+    sign = -1.0 if case.loss == "mse" else 1.0
+    tried = [(settings, scores(case, epsilon, settings, first)) for settings in grid]
+    tried.sort(key=lambda row: sign * np.mean(row[1]), reverse=True)
+    final = [
+        (settings, found + scores(case, epsilon, settings, more))
+        for settings, found in tried[:FINALISTS]
+    ]
+    best, found = max(final, key=lambda row: sign * np.mean(row[1]))
+    return best, float(np.mean(found))
 
 
 class Comparison(NamedTuple):
-    """The rule's score, and the best of the grid with its settings."""
+    """The rule's score, and that of the best of the grid, with its settings.
+
+    `when_chosen` is what the best had on the seeds that chose it, `uncertainty` the standard error
+    of the difference of the two scores.
+    """
 
     name: str
     epsilon: float
     chosen: float
     best: float
     best_settings: Mapping[str, Any]
+    when_chosen: float
+    uncertainty: float
 
     @property
     def good_enough(self) -> bool:
@@ -145,14 +176,23 @@ class Comparison(NamedTuple):
 def compare(
     names: Iterable[str], epsilons: Iterable[float], seeds: int, grid: Iterable[Mapping[str, Any]]
 ) -> Iterator[Comparison]:
-    """Compare the settings that nobody chose with the best of a grid."""
+    """Compare the settings that nobody chose with the best of a grid, on seeds of their own.
+
+    Of 16 x `seeds` seeds a quarter chooses the best of the grid.
+    """
+    first, more, scored = (
+        range(FIRST_SEED + start * seeds, FIRST_SEED + stop * seeds)
+        for start, stop in itertools.pairwise(SHARES_OF_SEEDS)
+    )
     grid = list(grid)
     for name, epsilon in itertools.product(names, epsilons):
         case = load(name)
-        chosen = mean_score(case, epsilon, {}, seeds)
-        tried = [mean_score(case, epsilon, settings, seeds) for settings in grid]
-        best = int(np.argmin(tried) if case.loss == "mse" else np.argmax(tried))
-        yield Comparison(name, epsilon, chosen, tried[best], grid[best])
+        best, before = best_of(grid, case, epsilon, first, more)
+        theirs = np.array(scores(case, epsilon, best, scored))
+        ours = np.array(scores(case, epsilon, {}, scored))
+        error = float((theirs - ours).std(ddof=1) / len(ours) ** 0.5)
+        means = float(ours.mean()), float(theirs.mean())
+        yield Comparison(name, epsilon, *means, best, before, error)
 
 
 def main() -> None:
@@ -160,18 +200,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", default=",".join(LOADERS), help="names, with commas")
     parser.add_argument("--epsilon", default="1,2,8", help="budgets, with commas")
-    parser.add_argument("--seeds", type=int, default=8, help="runs of every setting")
+    parser.add_argument(
+        "--seeds", type=int, default=4, help="of every setting; scores have 12 times more"
+    )
     wanted = parser.parse_args()
-    print("| data | eps | by the rule | best of the grid | at |")
-    print("|---|---|---|---|---|")
+    print("| data | eps | by the rule | best of the grid | +- | at | when chosen |")
+    print("|---|---|---|---|---|---|---|")
     budgets = [float(text) for text in wanted.epsilon.split(",")]
     for row in compare(wanted.data.split(","), budgets, wanted.seeds, GRID):
         at = "rate {}, {} steps".format(*row.best_settings.values())
         sign = "" if row.good_enough else " (!)"
-        print(
-            f"| {row.name} | {row.epsilon:g} | {row.chosen:.3f}{sign} | {row.best:.3f} | {at} |",
-            flush=True,
-        )
+        values = f"{row.chosen:.3f}{sign} | {row.best:.3f} | {row.uncertainty:.3f}"
+        where = f"{at} | {row.when_chosen:.3f}"
+        print(f"| {row.name} | {row.epsilon:g} | {values} | {where} |", flush=True)
 
 
 if __name__ == "__main__":
