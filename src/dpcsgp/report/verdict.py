@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dpcsgp.report.folders import RunResults, metric_of
+from dpcsgp.report.folders import RunResults, is_party, metric_of
 from dpcsgp.report.formatting import epsilon, megabytes, plain_text, score, significant
 from dpcsgp.report.page_tables import final_score, worst_score
-from dpcsgp.report.party_part import is_party
 
 
 def verdict(runs: Sequence[RunResults], metrics: Sequence[str]) -> str:
