@@ -70,15 +70,21 @@ def _lstm_run(
     cells_TEH = given_TEG.new_empty(length + 1, num_rows, width)
     bounded_TEH, outs_TEH = (given_TEG.new_empty(length, num_rows, width) for _ in range(2))
     cells_TEH[0] = cell
+    # Views of all steps at once: made one by one they cost as much as what is done with them.
+    both, entry, keep, proposed, shown = (
+        gates_TEG[:, :, first * width : last * width].unbind()
+        for first, last in ((0, 2), (0, 1), (1, 2), (2, 3), (3, 4))
+    )
+    given, gates, cells = given_TEG.unbind(), gates_TEG.unbind(), cells_TEH.unbind()
+    bounded, outs = bounded_TEH.unbind(), outs_TEH.unbind()
     for t in range(length):
-        gates_EG = torch.addmm(given_TEG[t], hidden, columns, out=gates_TEG[t])
-        gates_EG[:, : 2 * width].sigmoid_()
-        gates_EG[:, 2 * width : 3 * width].tanh_()
-        gates_EG[:, 3 * width :].sigmoid_()
-        entry, keep, proposed, shown = gates_EG.split(width, dim=1)
-        kept = torch.mul(keep, cells_TEH[t], out=cells_TEH[t + 1])
-        torch.tanh(kept.addcmul_(entry, proposed), out=bounded_TEH[t])
-        hidden = torch.mul(shown, bounded_TEH[t], out=outs_TEH[t])
+        torch.addmm(given[t], hidden, columns, out=gates[t])
+        both[t].sigmoid_()
+        proposed[t].tanh_()
+        shown[t].sigmoid_()
+        kept = torch.mul(keep[t], cells[t], out=cells[t + 1])
+        torch.tanh(kept.addcmul_(entry[t], proposed[t]), out=bounded[t])
+        hidden = torch.mul(shown[t], bounded[t], out=outs[t])
     return outs_TEH, (hidden.clone(), cells_TEH[-1].clone()), (gates_TEG, cells_TEH, bounded_TEH)
 
 
@@ -94,14 +100,18 @@ def _lstm_back(saved: State, weight_GH: Tensor, d_outs_TEH: Tensor, d_last: Stat
     torch.mul(bounded, shown * (1 - shown), out=d_gates[:, :, 3])
     into_cell = shown * (1 - bounded.square())
     d_hidden, d_cell = d_last[0] + d_outs_TEH[-1], d_last[1].clone()
+    cell_of_gates = d_cell[:, None]
+    by_cell, by_hidden = d_gates[:, :, :3].unbind(), d_gates[:, :, 3].unbind()
+    whole, d_outs = d_gates.view(length, num_rows, -1).unbind(), d_outs_TEH.unbind()
+    effects, kept = into_cell.unbind(), keep.unbind()
     for t in range(length - 1, -1, -1):
-        d_cell.addcmul_(d_hidden, into_cell[t])
-        d_gates[t, :, :3].mul_(d_cell[:, None])
-        d_gates[t, :, 3].mul_(d_hidden)
-        d_hidden = d_gates[t].view(num_rows, -1) @ weight_GH
+        d_cell.addcmul_(d_hidden, effects[t])
+        by_cell[t].mul_(cell_of_gates)
+        by_hidden[t].mul_(d_hidden)
+        d_hidden = whole[t] @ weight_GH
         if t:
-            d_hidden += d_outs_TEH[t - 1]
-        d_cell.mul_(keep[t])
+            d_hidden += d_outs[t - 1]
+        d_cell.mul_(kept[t])
     flat = d_gates.flatten(2)
     return _Gradients(flat, flat, (d_hidden, d_cell))
 
