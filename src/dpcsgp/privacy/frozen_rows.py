@@ -46,6 +46,7 @@ class FrozenRows:
     def __init__(self, module: nn.Module, entry: str, rows: int) -> None:
         """Take a copy of the module; `entry` names the layer that is given the features."""
         self._module, self._entry, self._rows = copy.deepcopy(module), entry, rows
+        self._untouched = copy.deepcopy(module)
         self._threads = torch.get_num_threads()
         self._gradients = True  # as a private step has them: code may look
 
@@ -64,7 +65,10 @@ class FrozenRows:
         """
         for rows in dict.fromkeys(min(most_rows, rows) for rows in ROWS_OF_A_PASS):
             passes = cls(module, entry, rows)
-            passes._run(passes._blanks(public[0]))  # what fails here fails always
+            # What fails here fails always.
+            blanks, rows_P = passes._blanks(public[0]), torch.arange(rows) % len(public[0])
+            if passes._run(blanks).shape != passes._run(public[0][rows_P]).shape:
+                raise ArithmeticError("the shape of features depends on the rows")
             if rows_are_equal(passes, public, PassShape(rows)):
                 return passes
         raise ArithmeticError("a row's features do not repeat themselves bit for bit")
@@ -78,6 +82,7 @@ class FrozenRows:
         """Return the same passes with the model in eval() mode, for public rows."""
         other = FrozenRows(self._module, self._entry, self._rows)
         other._module.eval()
+        other._untouched.eval()
         other._gradients = False
         return other
 
@@ -129,6 +134,10 @@ class FrozenRows:
             features = self._run(batch)
             if features.shape == example.shape:
                 return features
+        # Whatever the model keeps of what raised goes with it. What fails on blank rows, too, fails
+        # in public and is raised here.
+        self._module = copy.deepcopy(self._untouched)
+        self._run(self._blanks(rows))
         found, middle = torch.full_like(example, torch.nan), (kept.start + kept.stop) // 2
         for half in (range(kept.start, middle), range(middle, kept.stop)):
             if len(half) and len(half) < len(kept) and half.start < len(rows):

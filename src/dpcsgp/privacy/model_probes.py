@@ -26,6 +26,7 @@ from dpcsgp.privacy.clipping.contract import check_losses
 from dpcsgp.privacy.clipping.engine import Loss
 from dpcsgp.privacy.memory_probes import check_memory
 from dpcsgp.privacy.model_checks import RefuseLowPrecision, label
+from dpcsgp.privacy.raise_probes import check_after_exceptions
 from dpcsgp.privacy.row_checks import units_of_rows
 from dpcsgp.privacy.row_probes import RowDependence, RowProbe, nested, watch_outputs
 from dpcsgp.privacy.sum_probes import (
@@ -93,6 +94,7 @@ def check_examples_independent(
             "the model changes its input in place, and with it the data; write `x = x + 1` "
             "instead of `x += 1`"
         )
+    check_after_exceptions(module, originals)
     example = example_input, example_input.new_zeros(())
     return _check_rows(
         module, None, example, None if public is None else (public, public), batch_sizes

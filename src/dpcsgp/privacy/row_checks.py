@@ -37,6 +37,7 @@ _JITTER: Final = 0.1
 _OTHERS: Final = 8
 # rows of several sizes: a branch may depend on the largest value of a batch
 _SIZES: Final = (1.0, 1e-3, 30.0)
+_CUT: Final = 0.0  # no size: rows that end in zeros, as padded ones do; code may cut to the longest
 
 
 class Difference(NamedTuple):
@@ -142,7 +143,7 @@ def _first_difference(
     found: list[Difference] = []
     for shape, num_nodes in nodes_by_shape.items():
         models_ND = model_D.expand(num_nodes, -1).contiguous()
-        for size in _SIZES:
+        for size in (*_SIZES, _CUT):
             try:
                 check = _Check(engine, models_ND, public, shape, size)
             except Exception:
@@ -259,12 +260,18 @@ def _different_rows(public: Rows, num_nodes: int, places: int, size: float) -> R
     """Return rows (N, P, ...) of some size, alike for all nodes: public ones, changed a little.
 
     Whole numbers stay between the smallest and the largest public one; small rows are all smallest
-    but for single places.
+    but for single places. Cut ones are zero from a random place in the first half of each row on.
     """
     inputs, targets = public
     which_P = torch.randint(len(inputs), (places,)).to(inputs.device)
     chosen = inputs[which_P]
-    if inputs.is_floating_point():
+    if size == _CUT:
+        flat_PV = chosen.reshape(places, -1)
+        numbers_V = torch.arange(flat_PV.shape[1], device=inputs.device)
+        ends_P = torch.randint(1, flat_PV.shape[1] // 2 + 2, (places,)).to(inputs.device)
+        chosen = torch.where(numbers_V < ends_P[:, None], flat_PV, 0).to(inputs)
+        chosen = chosen.view(places, *inputs.shape[1:])
+    elif inputs.is_floating_point():
         scale = inputs.abs().mean().clamp_min(1e-3)
         chosen = size * (chosen + _JITTER * scale * torch.randn(chosen.shape).to(chosen))
     elif size < 1:

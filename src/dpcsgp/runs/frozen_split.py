@@ -184,14 +184,17 @@ def _tried(module: nn.Module, cut: _Cut, public: Tensor, own_functions: bool) ->
     if first.features.shape[1:] != fewer.features.shape[1:]:
         raise NoSplit(f"the shape of what '{cut.entry}' is given depends on the batch")
     # Trained parameters elsewhere, other random numbers: the features stay.
-    moved = copy.deepcopy(module)
+    moved, random = copy.deepcopy(module), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in moved.parameters():
             if parameter.requires_grad:
-                parameter.add_(_MOVED)
-    if not same_bits(first.features, _seen(moved, cut, rows, seed=1).features):
+                move = torch.randn(parameter.shape, generator=random, dtype=parameter.dtype)
+                parameter.add_(_MOVED * move.to(parameter.device))
+    elsewhere = _seen(copy.deepcopy(moved), cut, rows, seed=1)
+    if not same_bits(first.features, elsewhere.features):
         raise NoSplit(f"what '{cut.entry}' is given depends on chance or on what is trained")
     _compare_alone(module, cut, first)
+    _compare_alone(moved, cut, elsewhere)  # a head that starts at zero hides what it depends on
     with evaluation_mode(module):
         evaluated = _seen(copy.deepcopy(module), cut, rows)
         _compare_alone(module, cut, evaluated)
