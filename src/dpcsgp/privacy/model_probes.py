@@ -94,11 +94,12 @@ def check_examples_independent(
             "the model changes its input in place, and with it the data; write `x = x + 1` "
             "instead of `x += 1`"
         )
-    check_after_exceptions(module, originals)
     example = example_input, example_input.new_zeros(())
-    return _check_rows(
+    found = _check_rows(
         module, None, example, None if public is None else (public, public), batch_sizes
     )
+    check_after_exceptions(module, originals)
+    return found
 
 
 def _check_rows(
