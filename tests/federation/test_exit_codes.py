@@ -104,9 +104,9 @@ def test_refused_given_up_damaged_and_full(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_diverged(tmp_path: Path) -> None:
-    # A step of some thousand times 1e38 is no number of 32 bits.
-    plan = DIGITS.replace("[algorithm]", "[algorithm]\nlearning_rate = 3e38")
-    make_federation(tmp_path, 2, plan + "[privacy]\nclip_norm = 1e6\n")
+    # A step of some 1e42 is no number of 32 bits.
+    plan = DIGITS.replace("[algorithm]", "[algorithm]\nlearning_rate = 1e30")
+    make_federation(tmp_path, 2, plan + "[privacy]\nclip_norm = 1e15\n")
     with commands(tmp_path) as start:
         both = [start(*RUN, name) for name in ("lab-0", "lab-1")]
         until(lambda: any(each.process.exitcode is not None for each in both))

@@ -182,7 +182,7 @@ def test_who_keeps_an_old_version_is_told_and_loses_nothing(tmp_path: Path) -> N
         results_folder(request_of(tmp_path, "b", "v1.toml"))
         parties.start("v2.toml", "a", "b")
         parties.start("v1.toml", "c")
-        parties.until("c", waiting_for="b", peers="version 2 of the roster")
+        parties.until("c", waiting_for="b", log="version 2 of the roster")
         # One release was under way. It stays in the ledger, whatever happens.
         assert steps_of(tmp_path, "c") == [0, 1, 2, 3]
         parties.kill("c")
