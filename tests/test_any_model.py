@@ -14,11 +14,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import dpcsgp
-from dpcsgp.errors import ModelError
+from dpcsgp.errors import ModelError, PrivateStepError
 from dpcsgp.modes import evaluation_mode, training_copy, uncompiled
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import clipping_engine
+from dpcsgp.privacy.clipping.layerwise import LayerwiseEngine
 from dpcsgp.privacy.model_checks import check_model
+from dpcsgp.runs.script_words import script_words
+from dpcsgp.runtime.process import _told
 
 FAST = {
     "algorithm.steps": 4,
@@ -213,3 +216,226 @@ class Untouched(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return _NoWayBack.apply(rows)  # pyright: ignore[reportReturnType]
+
+
+def wordwise(outputs: Any, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class MaskedWords(nn.Module):
+    """Words and positions, looked up once for all rows, Dropout, and a mask that is branched on."""
+
+    def __init__(self, dropped: str = "sum") -> None:
+        super().__init__()
+        self.dropped, self.words, self.places = dropped, nn.Embedding(9, 4), nn.Embedding(8, 4)
+        self.drop, self.out = nn.Dropout(0.3), nn.Linear(4, 2)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        places = self.places(torch.arange(words.shape[1]))
+        if self.dropped == "places":
+            places = self.drop(places)
+        elif self.dropped == "mixed" and self.training:
+            places = places + places.flip(0)  # once repeated, of another row
+        hidden = torch.tanh(self.words(words) + places)
+        if self.dropped != "places":
+            hidden = self.drop(hidden)
+        if not bool(mask.all()):  # torch.func cannot batch this
+            hidden = hidden * mask[..., None]
+        return self.out(hidden.mean(dim=1))
+
+
+class OneTensor(nn.Module):
+    """Words and mask of a row in one tensor."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, both: Tensor) -> Tensor:
+        outputs = self.inner(both[:, 0], both[:, 1])
+        return outputs if isinstance(outputs, Tensor) else outputs.logits
+
+
+def masked_rows(count: int, words: int = 9) -> Tensor:
+    random = torch.Generator().manual_seed(0)
+    rows = torch.stack([torch.randint(1, words, (count, 6), generator=random)] * 2, dim=1)
+    rows[:, 1] = (torch.arange(6) < 4).long()
+    return rows
+
+
+def masked_sum(module: nn.Module, words: int = 9) -> Tensor:
+    """Return a clipped sum by the engine, in the module's own mode."""
+    engine, layout = clipping_engine(module, wordwise), ParameterLayout.of(module)
+    rows, present = masked_rows(5, words)[None], torch.ones(1, 5, dtype=torch.bool)
+    targets = torch.zeros(1, 5, dtype=torch.int64)
+    return engine.clipped_sum(layout.flatten(module)[None], rows, targets, present, 1.0)
+
+
+@pytest.mark.parametrize("dropped", ["sum", "places"])
+@pytest.mark.filterwarnings("ignore:Dropout layers", "error:no closed form")
+def test_positions_looked_up_once_have_a_closed_form_under_dropout(dropped: str) -> None:
+    module = OneTensor(MaskedWords(dropped))
+    modes = [layer.training for layer in module.modules()]
+    assert masked_sum(module).isfinite().all()
+    assert [layer.training for layer in module.modules()] == modes
+
+
+@pytest.mark.filterwarnings("ignore:Dropout layers", "ignore:no closed form")
+def test_copies_that_reach_other_rows_only_in_training_are_not_repeated() -> None:
+    # explicit gradients then, which the branch on the mask does not allow
+    with pytest.raises(ModelError, match=r"places\.weight.*position_ids expanded.*dropout to 0"):
+        masked_sum(OneTensor(MaskedWords("mixed")))
+    assert masked_sum(OneTensor(MaskedWords("mixed")).eval()).isfinite().all()
+
+
+class LargeWords(MaskedWords):
+    """Its mask hides all words but large ones: nothing is to be seen on zeros and ones."""
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        places = self.places(torch.arange(words.shape[1]))
+        hidden = (self.words(words) + places) * (words > 1)[..., None]
+        return self.out(hidden.mean(dim=1))
+
+
+def test_copies_that_no_public_row_shows_are_not_repeated() -> None:
+    module = OneTensor(LargeWords()).eval()
+    with pytest.warns(UserWarning, match=r"no closed form.*places\.weight"):
+        masked_sum(module)
+
+
+@pytest.mark.filterwarnings("ignore:Dropout layers")
+def test_how_lookups_are_found_leaves_the_generators_alone() -> None:
+    module = OneTensor(MaskedWords())
+    engine = LayerwiseEngine(module, wordwise)
+    before = torch.get_rng_state()
+    engine.prepare(ParameterLayout.of(module).flatten(module)[None], masked_rows(5)[None])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("tested", [True, False])
+@pytest.mark.filterwarnings("ignore:Dropout layers", "error:no closed form")
+def test_a_masked_model_with_dropout_trains_on_dict_columns(tmp_path: Path, tested: bool) -> None:
+    rows = masked_rows(90)
+    parts = [
+        ({"words": part[:, 0], "mask": part[:, 1]}, part[:, 0, 0] % 2) for part in rows.split(30)
+    ]
+    result = dpcsgp.train(
+        MaskedWords,
+        parts[:2],
+        test_data=parts[2] if tested else None,
+        epsilon=8.0,
+        delta=1e-3,
+        settings={**FAST, "algorithm.steps": 2},
+        out=tmp_path / "run",
+    )
+    assert result.summary["steps"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:Dropout layers", "ignore:no closed form")
+def test_what_cannot_be_computed_in_training_is_refused_before_there_is_a_folder(
+    tmp_path: Path,
+) -> None:
+    rows = masked_rows(60)
+    parts = [
+        ({"words": part[:, 0], "mask": part[:, 1]}, part[:, 0, 0] % 2) for part in rows.split(30)
+    ]
+    with pytest.raises(ModelError, match=r"torch\.func cannot batch them"):
+        dpcsgp.train(
+            lambda: MaskedWords("mixed"), parts, epsilon=8.0, delta=1e-3, out=tmp_path / "run"
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_script_reads_the_cause_of_a_failed_step_and_other_processes_do_not() -> None:
+    failed = PrivateStepError("the private gradients of step 0 could not be computed")
+    with (
+        pytest.raises(PrivateStepError, match=r"IndexError: Target 777$") as caught,
+        script_words(),
+    ):
+        raise failed from IndexError("Target 777")
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert "777" not in _told(failed)
+
+
+def small_transformer(name: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    few: dict[str, Any] = {"vocab_size": 50, "pad_token_id": 0}
+    if name == "Bert":
+        few |= {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        few |= {"intermediate_size": 32, "max_position_embeddings": 16}
+    elif name == "DistilBert":
+        few |= {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
+        few |= {"max_position_embeddings": 16}
+    else:
+        few |= {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
+        few |= {"bos_token_id": 1, "eos_token_id": 2}
+    config = getattr(transformers, f"{name}Config")(**few)
+    return getattr(transformers, f"{name}ForSequenceClassification")(config).train()
+
+
+class ByName(nn.Module):
+    """Gives words and mask to a model by their names."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        return self.inner(input_ids=words, attention_mask=mask).logits
+
+
+@pytest.mark.parametrize("name", ["Bert", "DistilBert", "GPT2"])
+@pytest.mark.filterwarnings("ignore:Dropout layers", "error:no closed form")
+def test_stock_transformers_with_a_mask_and_their_own_dropout_have_closed_forms(name: str) -> None:
+    assert masked_sum(OneTensor(ByName(small_transformer(name))), words=50).isfinite().all()
+
+
+class TokenRows(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Rows as tokenizers give them."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        words, mask = self.rows[index]
+        return {"input_ids": words, "attention_mask": mask, "labels": words[0] % 2}
+
+
+def logits_loss(outputs: Any, targets: Tensor) -> Tensor:
+    return wordwise(outputs.logits, targets)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "columns", "tested", "loss"),
+    [
+        ("Bert", True, True, "cross_entropy"),
+        ("Bert", False, False, "cross_entropy"),
+        ("Bert", True, True, logits_loss),
+        ("DistilBert", True, False, "cross_entropy"),
+        ("GPT2", False, True, "cross_entropy"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Dropout layers", "error:no closed form")
+def test_stock_transformers_train_as_they_come(
+    name: str, columns: bool, tested: bool, loss: Any, tmp_path: Path
+) -> None:
+    parts: list[Any] = [TokenRows(part) for part in masked_rows(60, 50).split(20)]
+    if columns:
+        keys = ("input_ids", "attention_mask", "labels")
+        parts = [{key: torch.stack([row[key] for row in part]) for key in keys} for part in parts]
+    fast = {**FAST, "algorithm.steps": 1}
+    result = dpcsgp.train(
+        small_transformer(name),
+        parts[:2],
+        test_data=parts[2] if tested else None,
+        epsilon=8.0,
+        delta=1e-3,
+        loss=loss,
+        settings=fast,
+        out=tmp_path / "run",
+    )
+    assert result.summary["steps"] == 1

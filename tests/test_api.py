@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "mixed examples": ({"model": Mixing()}, ["depends on the other examples"]),
     "unused parameters": ({"model": Unused()}, ["'spare.weight'", "requires_grad_(False)"]),
     "input in place": ({"model": Careless(True)}, ["changes its input in place"]),
-    "no gradient per example": ({"model": Gated()}, ["'gated.weight_ih_l0'", "cannot batch them"]),
+    "no gradient per example": ({"model": Gated()}, ["'gated'", "proj_size=4 has no per-example"]),
     "scalar loss": ({"loss": cross_entropy}, ["one value per example", "reduction='none'"]),
     "loss not a tensor": (
         {"loss": lambda outputs, targets: 1.0},

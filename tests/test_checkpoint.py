@@ -91,3 +91,13 @@ def test_processes_that_were_killed_before_all_had_a_checkpoint_start_anew(tmp_p
     for folder in folders:
         with pytest.raises(CheckpointError, match="whole for every process"):
             folder.load_common([folder.complete_steps() for folder in folders])
+
+
+def test_checkpoints_stay_as_far_as_a_start_may_have_to_go_back(tmp_path: Path) -> None:
+    """However many were saved since: one that far back, or older, is always there."""
+    folder = CheckpointFolder(tmp_path, "run", reach=5)
+    for step in (0, 3, 4, 6, 7, 8, 9, 12, 13):
+        folder.save(step, {"x": torch.zeros(1)}, {})
+        steps = folder.complete_steps()
+        assert steps[0] <= max(step - 5, 0) and step in steps
+    assert steps == [8, 9, 12, 13]

@@ -226,7 +226,8 @@ def test_a_loader_is_said_to_give_only_its_dataset(tmp_path: Path) -> None:
     loaders = [DataLoader(TensorDataset(*data)) for data in NODES]
     with pytest.warns(UserWarning, match="only its dataset is used") as caught:
         fit(tmp_path / "run", node_data=loaders, settings={"algorithm.steps": 1})
-    assert len([one for one in caught if "only its dataset" in str(one.message)]) == 3
+    texts = [str(one.message) for one in caught if "only its dataset" in str(one.message)]
+    assert len(texts) == 1 and texts[0].startswith("node 0 and 2 more")
 
 
 def test_the_order_of_text_labels_is_public(tmp_path: Path) -> None:
@@ -259,7 +260,16 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "one frame": ({"node_data": as_frames(NODES[0])[0]}, ["one entry per node", "DataFrame"]),
     "frame without target": (
         {"node_data": [as_frames(NODES[0])[0]]},
-        ["one entry per node"],
+        ["node 0 is a table without targets (DataFrame)", "(inputs, targets)"],
+    ),
+    "tensors without targets": (
+        {"node_data": [None, NODES[0][0], NODES[1][0]]},
+        ["node 1 is a table without targets (Tensor)", "(inputs, targets)"],
+    ),
+    "pair in a list": ({"node_data": list(NODES[0])}, ["one entry per node", "[data]"]),
+    "words of other programs": (
+        {"settings": {"privacy.max_physical_batch_size": 8}},
+        ["privacy.max_physical_batch_size", "did you mean run.max_rows_per_pass"],
     ),
     "text column": (
         {"node_data": [(as_frames(NODES[0])[0].assign(sex="f"), NODES[0][1]), *NODES[1:]]},
@@ -488,7 +498,8 @@ def test_rows_of_different_lengths_are_collated_one_by_one(tmp_path: Path) -> No
     found = fit(tmp_path / "a", node_data=ragged, collate=padded, **changes)
     expected = fit(tmp_path / "b", node_data=SENTENCES, **changes)
     assert torch.equal(parameters(found.model), parameters(expected.model))
-    with pytest.raises(RefusedDataError, match=r"has the shape .* collate=\.\.\. does it"):
+    with pytest.raises(RefusedDataError, match=r"collate returned inputs of shapes \(\d,\) and "
+                       r"\(\d,\).*one fixed, public length"):  # fmt: skip
         fit(tmp_path / "c", node_data=[[{**row, "labels": 1} for row in part] for part in ragged],
             collate=lambda rows: {"x": rows[0]["words"][None], "labels": [0]}, **changes
         )  # fmt: skip
@@ -497,6 +508,10 @@ def test_rows_of_different_lengths_are_collated_one_by_one(tmp_path: Path) -> No
             collate=lambda rows: {"x": torch.zeros(2, 3), "labels": torch.zeros(2)})  # fmt: skip
     with pytest.raises(DataError, match="collate works on rows"):
         fit(tmp_path / "e", node_data=SENTENCES, collate=padded, **changes)
+    # public test data may come padded, as columns
+    changes["test_data"] = SENTENCES[0]
+    result = fit(tmp_path / "f", node_data=ragged, collate=padded, **changes)
+    assert result.summary["accuracy_node_mean"] >= 0
 
 
 class Augmented(Dataset[Any]):
@@ -773,6 +788,13 @@ def test_dropout_is_warned_about_once_shortly_and_only_if_it_drops(tmp_path: Pat
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Dropout layers")
         fit(tmp_path / "b", model=nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0), nn.Linear(3, 2)))
+
+
+def test_dropout_that_is_switched_off_is_not_warned_about(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Linear(3, 2))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dropout layers")
+        fit(tmp_path / "run", model=model.eval())
 
 
 def test_errors_speak_python_to_scripts(tmp_path: Path) -> None:

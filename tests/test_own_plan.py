@@ -167,3 +167,10 @@ def test_doctor_and_audit_take_the_folder_of_an_own_run(
     for name in ("doctor", "audit"):
         code, _, err = command(capsys, monkeypatch, name, str(out))
         assert code == 2 and "dpcsgp.plan(model" in " ".join(err.split())
+
+
+def test_one_number_is_a_single_node() -> None:
+    one, listed = (
+        dpcsgp.plan(nn.Linear(4, 2), sizes, epsilon=2.0, delta=1e-3) for sizes in (300, [300])
+    )
+    assert one.settings == listed.settings

@@ -92,6 +92,19 @@ def test_a_tracker_that_is_missing_is_refused_before_anything_is_spent(
         fit(tmp_path / "run", "neptune")
 
 
+def test_a_tracker_that_is_missing_is_refused_before_data_count_as_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    unreadable = [(torch.zeros(4, 3), torch.zeros(5).long())]  # would be refused when it is read
+    with pytest.raises(ConfigError, match='"mlflow", which is not installed'):
+        dpcsgp.train(
+            torch.nn.Linear(3, 2), unreadable, epsilon=2.0, delta=1e-3, out=tmp_path / "run",
+            settings={"run.trackers": ["mlflow"]},
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_tracker_that_fails_is_left_out_with_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="an extra: dpcsgp[tensorboard]")
     trackers = Trackers(["tensorboard"], tmp_path / "other", "id", {})

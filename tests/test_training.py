@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -587,3 +588,17 @@ def test_dropout_masks_come_from_the_private_stream(tmp_path: Path) -> None:
             for key in (run.gradients.random, secret)
         )
         assert not torch.allclose(ours(model_ND, 0), theirs(model_ND, 0), rtol=1e-3)
+
+
+def test_a_residual_that_rises_is_a_sign_only_where_no_law_is_known(tmp_path: Path) -> None:
+    """With a law the start has judged already, and residuals of short runs rise for a while."""
+    for spec, warned in (("top:0.1", True), ("rot:1", False)):
+        run, *_ = prepare(tmp_path / spec[:3], f"compression.spec={spec}")
+        progress = training.train(run)
+        for ratio in (1e-9, 1e-8, 1e-7, 1e-6):
+            run.recorder.rows.append({"step": 0, "residual_ratio": ratio})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            training.record(run, progress)
+        found = [w for w in caught if "gossip may be diverging" in str(w.message)]
+        assert bool(found) == warned, spec

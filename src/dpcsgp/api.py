@@ -30,6 +30,7 @@ from dpcsgp.modes import uncompiled
 from dpcsgp.network.torch_distributed import ProcessEnvironment, nodes_of_ranks
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
+from dpcsgp.records.trackers import check_trackers
 from dpcsgp.runs.default_settings import CHOSEN, open_settings, with_defaults
 from dpcsgp.runs.design import RunDesign, design_run
 from dpcsgp.runs.epochs import with_epochs
@@ -41,7 +42,9 @@ from dpcsgp.runs.folder import (
     write_classes,
 )
 from dpcsgp.runs.node_noise import warn_about_dominating_noise
+from dpcsgp.runs.noise_verdict import warn_about_hopeless_noise, warn_about_usual_budget
 from dpcsgp.runs.onnx_export import example_arguments
+from dpcsgp.runs.public_checks import warn_about_clip_norm
 from dpcsgp.runs.repeats import digests_of, remember, warn_about_repeats
 from dpcsgp.runs.result import Result
 from dpcsgp.runs.script_words import named_callback, script_words
@@ -108,9 +111,10 @@ def train(
         loss: "cross_entropy", "mse", or a function (outputs, targets) -> one loss per example.
         metrics: Name -> function (outputs, targets) of the whole test set -> one number, or a pair
             of it and "higher" or "lower": which values are better (default: "lower" for names with
-            "loss" or "error"). They come beside accuracy, mean squared error, or for a loss of your
-            own `test_loss`.
-        epsilon: Budget of every node, or one per node; the same as `privacy.epsilon`.
+            "loss", "error", "mae" and the like). They come beside accuracy, mean squared error, or
+            for a loss of your own `test_loss`.
+        epsilon: Budget of every node, or one per node; the same as `privacy.epsilon`, which is 0.5
+            if nobody gives one (a warning says so).
         delta: The same as `privacy.delta`; well below 1 / (examples of a node).
         epochs: How often each example is drawn, in expectation, instead of `algorithm.steps`.
         config: All settings: a `Config`, or a TOML file. `graph.num_nodes` follows from
@@ -155,6 +159,8 @@ def train(
     # Settings and model first: they are refused before large data are read.
     started = _started(out, resume)
     module, whole = settle(model, nodes, config, settings, epsilon, delta, started)
+    if environment is None or environment.rank == 0:
+        check_trackers(whole.run.trackers)
     cap = whole.privacy.max_rows_per_unit
     clean = copy.deepcopy(module)  # what is handed out has never seen an example
     loss_function, wanted = loss_and_metrics(loss, metrics, whole.task.class_weights)
@@ -176,6 +182,10 @@ def train(
         raise
     folder = _folder(whole, out, started, environment)
     warn_about_dominating_noise(design)
+    if not resume:
+        warn_about_usual_budget(design)
+    warn_about_hopeless_noise(design)
+    warn_about_clip_norm(whole, module, data.loss, data.test)
     digests = _digests(whole, data)
     warn_about_repeats(digests, folder)
 

@@ -95,6 +95,10 @@ class JournalError(DpcsgpError):
     """Frames on disk are damaged, contradict each other or belong to another run."""
 
 
+class JournalInUseError(JournalError):
+    """Another process of this party has the journal, or it cannot be locked."""
+
+
 class DiskError(JournalError):
     """What must be on disk before anything is sent cannot be written: full, or read-only."""
 

@@ -8,6 +8,7 @@ Legend: N hosted nodes, D coordinates.
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -72,6 +73,25 @@ def average_scores(run: Run, state: Any) -> dict[str, float]:
         **{f"{name}_average_model": float(values[0]) for name, values in scores.items()},
         "disagreement": apart,
     }
+
+
+def warn_if_not_finite(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Warn when a metric on public test data stops being a finite number; of each metric once."""
+
+    def broken(row: Mapping[str, Any]) -> set[str]:
+        names = [key.removesuffix("_node_mean") for key in row if key.endswith("_node_mean")]
+        return {name for name in names if not all(map(math.isfinite, row[f"{name}_nodes"]))}
+
+    new = sorted(broken(rows[-1]).difference(*map(broken, rows[:-1]))) if rows else []
+    if new:
+        row = rows[-1]
+        bad = sum(not math.isfinite(value) for value in row[f"{new[0]}_nodes"])
+        warnings.warn(
+            f"{', '.join(new)}: not a finite number on the public test data at step {row['step']} "
+            f"({bad} of {len(row[f'{new[0]}_nodes'])} models); lower algorithm.learning_rate if "
+            "outputs grow without bound, otherwise look at the metric itself",
+            stacklevel=2,
+        )
 
 
 def warn_if_residual_grows(rows: Sequence[Mapping[str, Any]]) -> None:

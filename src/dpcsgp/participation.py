@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors.torch import load_file
 from torch import nn
 
 from dpcsgp.api import Result
 from dpcsgp.errors import DivergenceError
+from dpcsgp.federation.agreement import initial_module
 from dpcsgp.federation.party_data import OwnExamples
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_request import PartyRequest, as_leaver
@@ -24,10 +24,15 @@ from dpcsgp.federation.run_place import finished_summary
 from dpcsgp.federation.status_page import PageAddress
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.metrics import read_rows
+from dpcsgp.runs.onnx_export import example_arguments
 from dpcsgp.runs.script_words import named_callback
+from dpcsgp.runs.user_data import UserData
 from dpcsgp.runs.user_settings import built_module
+from dpcsgp.runs.user_units import Unit
 from dpcsgp.runtime.reporting import PlainText, Silent
 from dpcsgp.runtime.session import Hooks, Outcome
+from dpcsgp.tasks import LossPerExample
+from dpcsgp.tasks.collating import Collate
 from dpcsgp.tasks.node_data import NodeData
 from dpcsgp.tasks.supervised import OwnMetric
 
@@ -41,7 +46,11 @@ def take_part(
     data: NodeData | str = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
     test_data: NodeData | str = None,
+    loss: Literal["cross_entropy", "mse"] | LossPerExample | None = None,
     metrics: Mapping[str, OwnMetric] | None = None,
+    target: str | Sequence[str] | None = None,
+    unit: Unit | None = None,
+    collate: Collate | None = None,
     out: Path | str | None = None,
     listen: str | None = None,
     device: str = "cpu",
@@ -63,7 +72,13 @@ def take_part(
         model: The module at its start, or a function that builds it under the public seed, if the
             roster was made with a model of the parties' own.
         test_data: Public data for evaluation, in the same form.
+        loss: The function (outputs, targets) -> one loss per example, where the roster names one of
+            the parties' own, with that name. None: the loss that the roster names.
         metrics: As in `train`.
+        target: Columns of a table that hold the targets; default: the last ones.
+        unit: Whose each row is, where the roster promises privacy to persons: the name of a column
+            (of a .npz file: of an array), or one identifier per row. Identifiers stay here.
+        collate: As in `train`.
         out: Results folder; default: in the party's folder. One roster has one results folder.
         listen: HOST:PORT to listen on; default: the address on the party's card.
         device: Where gradients are computed.
@@ -88,7 +103,7 @@ def take_part(
     request = PartyRequest(
         PartyFolder.open(Path(party)),
         agreed,
-        OwnExamples(data, None, test_data, metrics),
+        OwnExamples(data, target, test_data, metrics, unit, loss, collate),
         Path(out) if out is not None else None,
         listen,
         device,
@@ -112,7 +127,8 @@ def _result(request: PartyRequest, hooks: Hooks) -> Result:
     """Run a party, unless it has ended before; collect what is in its folder."""
     request = as_leaver(request)
     prepared, results = prepare_party(request, hooks), results_folder(request)
-    clean = copy.deepcopy(prepared.design.module)  # what is handed out has never seen an example
+    # What is handed out has never seen an example.
+    clean = initial_module(request.roster.config, request.roster.data, request.model)
     summary = finished_summary(results, request.roster)
     if summary is None:
         outcome = run_party(prepared, results, hooks)
@@ -120,7 +136,18 @@ def _result(request: PartyRequest, hooks: Hooks) -> Result:
         summary = outcome.summary
     history = read_rows(results.path / "metrics.jsonl")
     models_ND = load_file(results.path / "model.safetensors")["node_models"]
-    return Result(results.path, summary, history, (request.node,), clean, models_ND, None)
+    data = prepared.data if isinstance(prepared.data, UserData) else None
+    return Result(
+        results.path,
+        summary,
+        history,
+        (request.node,),
+        clean,
+        models_ND,
+        None,
+        data.classes if data is not None else None,
+        example_arguments(clean, data.form.inputs) if data is not None else None,
+    )
 
 
 def _raise_if_ended_early(outcome: Outcome) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -19,8 +20,7 @@ from typer.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).parent))
 from parties import free_address
-from party_process import tap
-from running import FORKS, quicken, unblock_signals
+from running import FORKS, quicken, slow_down, unblock_signals
 
 from dpcsgp.cli.main import cli
 from dpcsgp.errors import DpcsgpError
@@ -28,12 +28,14 @@ from dpcsgp.federation.amending import Amendment, amend
 from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.consent import approve
 from dpcsgp.federation.founding import Plan, found
+from dpcsgp.federation.journal import Journal
 from dpcsgp.federation.party_data import OwnExamples
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_request import PartyRequest, as_leaver
 from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
 from dpcsgp.federation.roster import Roster
-from dpcsgp.federation.run_place import finished_summary, latest_place
+from dpcsgp.federation.run_place import finished_summary
+from dpcsgp.federation.run_pointers import latest_place
 from dpcsgp.privacy import read_ledgers
 from dpcsgp.privacy.ledger import LedgerContents
 from dpcsgp.runtime.session import Hooks
@@ -147,17 +149,36 @@ def request_of(root: Path, name: str, file: str, seed: int | None = SEED) -> Par
     return PartyRequest(party(root, name), Roster.load(root / file), examples, seed=seed)
 
 
-def take_part(root: str, name: str, file: str, pause: float, seed: int) -> None:
-    """Be one party until the end; the exit code is that of the command."""
+def take_part(root: str, name: str, file: str, pause: float, seed: int, slow: float = 0.0) -> None:
+    """Be one party until the end; the exit code is that of the command.
+
+    Every gradient takes `slow` seconds more; if negative, exponential times of that mean.
+    """
     unblock_signals()
     torch.set_num_threads(1)
     quicken()
-    tap(Path(root) / f"tap-{name}")
+    slow_down(slow, ord(name[0]))
+    _tap(Path(root) / f"tap-{name}")
     request = as_leaver(request_of(Path(root), name, file, seed))
     prepared, results = prepare_party(request), results_folder(request)
     if finished_summary(results, request.roster) is None:
         slowly = Hooks(on_start=lambda folder: lambda row: time.sleep(pause))
         os._exit(run_party(prepared, results, slowly).progress.ending.exit_code)
+
+
+def _tap(path: Path) -> None:
+    """Note every piece of a frame before it leaves: version, round, start and digest."""
+    tap = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    piece = Journal.piece
+
+    def noted(self: Journal, round_: int, start: int, size: int) -> bytes:
+        content = piece(self, round_, start, size)
+        roster = json.loads((self._folder / "journal.json").read_bytes())["roster"]
+        line = [roster, round_, start, hashlib.blake2b(content).hexdigest()]
+        os.write(tap, json.dumps(line).encode() + b"\n")
+        return content
+
+    Journal.piece = noted
 
 
 @dataclass
@@ -167,11 +188,13 @@ class Running:
     root: Path
     pause: float = 0.0
     seed: int = SEED
+    slow: dict[str, float] = field(default_factory=dict)
     processes: dict[str, Any] = field(default_factory=dict)
 
     def start(self, file: str, *names: str) -> None:
         for name in names:
-            words = (str(self.root), name, file, self.pause, self.seed)
+            slow = self.slow.get(name, 0.0)
+            words = (str(self.root), name, file, self.pause, self.seed, slow)
             self.processes[name] = FORKS.Process(target=take_part, args=words)
             self.processes[name].start()
 
@@ -208,9 +231,11 @@ def _enough(found: Any, least: Any) -> bool:
 
 
 @contextmanager
-def running(root: Path, pause: float = 0.0, seed: int = SEED) -> Iterator[Running]:
+def running(
+    root: Path, pause: float = 0.0, seed: int = SEED, slow: dict[str, float] | None = None
+) -> Iterator[Running]:
     """Run parties inside of a block; none outlives it."""
-    parties = Running(root, pause, seed)
+    parties = Running(root, pause, seed, slow or {})
     try:
         yield parties
     finally:
@@ -236,10 +261,10 @@ def summary_of(root: Path, name: str) -> dict[str, Any]:
     return json.loads((latest_place(party(root, name)) / "summary.json").read_bytes())
 
 
-def frames_sent(root: Path, name: str) -> dict[tuple[int, int], set[str]]:
-    """Return digests of what left, by round and place; a journal begins anew in each version."""
-    found: dict[tuple[int, int], set[str]] = {}
+def frames_sent(root: Path, name: str) -> dict[tuple[str, int, int], set[str]]:
+    """Return digests of what left, by fingerprint of the version, number in it, and place."""
+    found: dict[tuple[str, int, int], set[str]] = {}
     for line in (root / f"tap-{name}").read_text().splitlines():
-        round_, start, digest = json.loads(line)
-        found.setdefault((round_, start), set()).add(digest)
+        roster, number, start, digest = json.loads(line)
+        found.setdefault((roster, number, start), set()).add(digest)
     return found

@@ -27,6 +27,8 @@ class Forwarder:
         self.cuts = 0
         self.flowing = threading.Event()  # cleared: nothing gets through, nobody is told
         self.flowing.set()
+        self.answering = threading.Event()  # cleared: what the target says is lost
+        self.answering.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -47,10 +49,16 @@ class Forwarder:
                 left = [self._chance.expovariate(1 / self._cut_after)] if self._cut_after else None
                 for source, sink in ((near, far), (far, near)):
                     threading.Thread(
-                        target=self._pump, args=(source, sink, left), daemon=True
+                        target=self._pump, args=(source, sink, left, source is far), daemon=True
                     ).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, left: list[float] | None) -> None:
+    def _pump(
+        self,
+        source: socket.socket,
+        sink: socket.socket,
+        left: list[float] | None,
+        is_answer: bool,
+    ) -> None:
         with suppress(OSError):
             while content := source.recv(4096):
                 self.captured += content
@@ -59,6 +67,9 @@ class Forwarder:
                     if left[0] < 0:
                         self.cuts += 1
                         break
+                if is_answer and not self.answering.is_set():
+                    self.answering.wait()
+                    break  # bytes are missing: the connection is of no more use
                 self.flowing.wait()
                 sink.sendall(content)
         for end in (source, sink):

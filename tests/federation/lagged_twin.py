@@ -11,11 +11,10 @@ from running import SEED, request_of, results_of
 from safetensors.torch import load_file
 
 from dpcsgp.config import change_config
-from dpcsgp.federation.lagged_network import TURNS
 from dpcsgp.federation.party_run import prepare_party
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.run_place import JOURNAL
-from dpcsgp.federation.turn_log import PartyTurn
+from dpcsgp.federation.turn_log import TURNS, PartyTurn
 from dpcsgp.network.late_simulator import LateSimulator
 from dpcsgp.network.virtual_time import NO_GRADIENT, Timeline, Turn
 from dpcsgp.privacy import read_ledgers, releases_by_node

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
@@ -14,11 +14,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from dpcsgp.federation.identity import ANY_PARTY
 from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.peers import Peer, Self
 from dpcsgp.federation.transport_ends import Timing
 from dpcsgp.graphs import Topology
+from ports import free_port
 
 NAMES = ("anna", "bert", "carla", "dora", "emil")
 ROSTER = bytes(range(32))
@@ -63,17 +65,9 @@ def pair(name: str) -> tuple[bytes, bytes]:
     return certificate(name)
 
 
-_GIVEN: set[int] = set()  # ports; the system gives one again that nobody listens on yet
-
-
 def free_address() -> str:
-    """Return a loopback address whose port is free now, and that was not returned before."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        if port not in _GIVEN:
-            _GIVEN.add(port)
-            return f"127.0.0.1:{port}"
+    """Return a loopback address whose port is free now."""
+    return f"127.0.0.1:{free_port()}"
 
 
 def federation(

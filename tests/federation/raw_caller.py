@@ -106,7 +106,7 @@ def pushed(caller: RawCaller, rounds: int, size: int) -> Holding:
         content = bytes([held.rounds % 256]) * size
         caller.say(framed(held.rounds, content, held.chain))
         message = caller.hear()
-        while messages.is_beat(message):
+        while messages.parsed_beat(message) is not None:
             message = caller.hear()
         held = messages.parsed_holding(message)
     return held

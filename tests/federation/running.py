@@ -37,7 +37,8 @@ from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.party_request import PartyRequest, as_leaver
 from dpcsgp.federation.party_run import prepare_party, results_folder, run_party
 from dpcsgp.federation.roster import Roster
-from dpcsgp.federation.run_place import finished_summary, latest_place
+from dpcsgp.federation.run_place import finished_summary
+from dpcsgp.federation.run_pointers import latest_place
 from dpcsgp.federation.transport_grpc import GrpcLine
 from dpcsgp.privacy import PrivateGradients, read_ledgers, releases_by_node
 from dpcsgp.runs.folder import ResultsFolder
@@ -131,7 +132,7 @@ def take_part(
     torch.set_num_threads(1)
     if quick:
         quicken()
-    _slow_down(slow, node)
+    slow_down(slow, node)
     tap_lines(Path(root) / f"tap-{node}")
     note_draws(Path(root) / f"drawn-{node}")
     request = request_of(Path(root), node, seed=seed)
@@ -163,7 +164,7 @@ def tap_lines(path: Path) -> None:
     GrpcLine.send = noted
 
 
-def _slow_down(seconds: float, node: int) -> None:
+def slow_down(seconds: float, node: int) -> None:
     """Let every gradient sleep first: so long, or exponentially so long on average."""
     released, chance = PrivateGradients._released, random.Random(node)
 

@@ -228,6 +228,47 @@ def test_a_receiver_that_has_everything_need_not_be_asked_again(tmp_path: Path) 
         assert own.unacknowledged() == [BERT, CARLA]
 
 
+def test_a_sender_that_has_confirmed_everything_need_not_be_told_again(tmp_path: Path) -> None:
+    with journal(tmp_path) as own:
+        chain = chain_after(own.awaited(1).chain, 0, frame(0))
+        own.receive(1, 0, frame(0), chain)
+        assert own.untold() == [1]
+        with pytest.raises(WireError, match="confirms 1 rounds, only 0 are safe"):
+            own.hear_confirmation(1, 1, is_last=True)
+        own.secure(1)
+        assert own.untold() == [1]  # what was said may be lost
+        own.hear_confirmation(1, 1, is_last=True)
+        assert own.untold() == []
+    with journal(tmp_path) as again:
+        assert again.untold() == []
+
+
+def test_what_was_acknowledged_and_confirmed_is_kept_with_every_checkpoint(tmp_path: Path) -> None:
+    """A version may end before its plan: nobody says then that a round was the last one."""
+    with journal(tmp_path) as own:
+        own.release(0, frame(0))
+        own.receive(1, 0, frame(0), chain_after(own.awaited(1).chain, 0, frame(0)))
+        own.secure(1)
+        own.hear_holding(1, holding(own, 1))
+        own.hear_holding(2, holding(own, 1))
+        own.hear_confirmation(1, 1, is_last=False)
+        assert not (tmp_path / "acknowledged.json").exists()
+        own.forget_before(0)
+        shutil.copytree(tmp_path, tmp_path.with_name("killed"))
+    with journal(tmp_path.with_name("killed"), end=1) as again:
+        assert again.unacknowledged() == [] and again.untold() == []
+        again.hear_holding(1, Holding(0, holding(again, 0).chain))
+        assert again.unacknowledged() == [BERT], "its last word counts, not an earlier one"
+
+
+def test_a_journal_that_is_closed_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    with journal(tmp_path) as own:
+        own.release(0, frame(0))
+        own.hear_holding(1, holding(own, 1))
+    with journal(tmp_path) as again:
+        assert again.unacknowledged() == [CARLA]
+
+
 def test_a_journal_belongs_to_one_roster_one_node_and_one_process(tmp_path: Path) -> None:
     with journal(tmp_path), pytest.raises(JournalError, match="in use"), journal(tmp_path):
         pass

@@ -17,8 +17,9 @@ from parties import QUICK, ROSTER, federation
 from test_party_network import SIZE, frame_of
 
 from dpcsgp.errors import JournalError, WaitStoppedError
-from dpcsgp.federation.lagged_network import TURNS, LaggedPartyNetwork
-from dpcsgp.federation.turn_log import NO_GRADIENT, PartyTurn
+from dpcsgp.federation.archive import Ended
+from dpcsgp.federation.lagged_network import LaggedPartyNetwork
+from dpcsgp.federation.turn_log import NO_GRADIENT, TURNS, PartyTurn
 from dpcsgp.graphs import from_edges
 from dpcsgp.network.health import SilentPeerError
 
@@ -26,10 +27,11 @@ PAIR = from_edges(2, [(0, 1), (1, 0)])
 LAG = 2
 
 
-def opened(own: Any, peers: Any, folder: Path, patience: float | None = None) -> LaggedPartyNetwork:
-    return LaggedPartyNetwork(
-        own, peers, PAIR, ROSTER, folder / own.name, lambda round_: SIZE, 20, patience, LAG, QUICK
-    )
+def opened(
+    own: Any, peers: Any, folder: Path, patience: float | None = None, **later: Any
+) -> LaggedPartyNetwork:
+    words = (ROSTER, folder / own.name, lambda round_: SIZE, 20, patience, LAG, QUICK)
+    return LaggedPartyNetwork(own, peers, PAIR, *words, **later)
 
 
 def turn(network: LaggedPartyNetwork) -> tuple[int, ...]:
@@ -102,6 +104,47 @@ def test_a_party_goes_on_alone_for_the_lag_and_no_further(tmp_path: Path) -> Non
         anna.stop()
         waiting.join(20)
         assert failed
+
+
+def test_turns_after_the_end_of_a_version_count_for_nothing(tmp_path: Path) -> None:
+    """Rounds 10 to 12 were made, frame 0 was a model; the version ends at 12 after all."""
+    selves, peers = federation(2)
+    later = {"first": 10, "hands_over": True}
+
+    def made(network: LaggedPartyNetwork, round_: int) -> tuple[int, ...]:
+        taken = network.credits(round_, [False])
+        network.ahead(round_)
+        network.put_in(round_)
+        network.send(frame_of(network.nodes[0], network.traffic.rounds))
+        return taken
+
+    with closing(opened(selves[1], peers, tmp_path, **later)) as bert:
+        with closing(opened(selves[0], peers, tmp_path, **later)) as anna:
+            both = [
+                threading.Thread(target=each.exchange, args=(frame_of(node, 0),))
+                for node, each in enumerate((anna, bert))
+            ]
+            for thread in both:
+                thread.start()
+            for thread in both:
+                thread.join(20)
+            assert [made(anna, round_) for round_ in (10, 11, 12)] == [(10,)] * 3
+            assert anna.last_gradient_before(13) == 12 and anna.turn_of(13) is None
+        ended = Ended("version 3 took effect", 3)
+        with closing(opened(selves[0], peers, tmp_path, ended=ended, **later)) as anna:
+            turn_11 = anna.turn_of(11)
+            assert turn_11 is not None and turn_11.gradient == 11 and anna.turn_of(12) is None
+            assert anna.last_gradient_before(13) == 11 and anna._journal.released == 3
+            made(bert, 10)
+            until(lambda: anna._arrived(1) == 11)
+            done: list[tuple[int, ...]] = []
+            waiting = threading.Thread(target=lambda: done.append(anna.credits(12, [True])))
+            waiting.start()
+            until(lambda: anna.waiting_for == ("bert",))
+            made(bert, 11)
+            waiting.join(20)
+            assert done == [(12,)]
+            assert torch.equal(anna.frames_of(11, [1]), frame_of(1, 2))
 
 
 def test_patience_names_who_is_silent(tmp_path: Path) -> None:

@@ -76,6 +76,16 @@ def new_notice(member: Member, start: int, valid_from: int, by: Member | None = 
     return messages.notice(notice.text(member.roster))
 
 
+def kinds_heard(caller: RawCaller, count: int) -> list[str]:
+    """Return the kinds of the next messages, without beats and confirmations."""
+    kinds: list[str] = []
+    while len(kinds) < count:
+        message = caller.hear()
+        if messages.parsed_beat(message) is None and messages.parsed_heard(message) is None:
+            kinds.append(SAID_BY_RECEIVERS[message[:1]])
+    return kinds
+
+
 def test_a_notice_is_kept_before_the_frame_that_comes_after_it(
     sharing: Scene, made: list[Member]
 ) -> None:
@@ -83,7 +93,7 @@ def test_a_notice_is_kept_before_the_frame_that_comes_after_it(
         caller = Patient(raw).greet()
         held = messages.parsed_holding(caller.hear())
         raw.say(new_notice(made[3], 2, 7), framed(0, bytes(SIZE), held.chain))
-        while messages.is_beat(message := caller.hear()):
+        while messages.parsed_beat(message := caller.hear()) is not None:
             pass
         held = messages.parsed_holding(message)
     assert held.rounds == 1
@@ -97,17 +107,12 @@ def test_what_is_known_goes_before_the_next_frame(sharing: Scene, made: list[Mem
     with RawCaller(sharing.peer, "fetch", 2, pair("carla")) as carla:
         nothing = Holding(0, _origin(bytes(range(32)), 1))
         carla.greet().say(messages.holding(nothing))
-        kinds = [carla.hear()[:1] for _ in range(5)]
-        assert [SAID_BY_RECEIVERS[kind] for kind in kinds] == ["notice"] * 4 + ["frame"]
+        assert kinds_heard(carla, 5) == ["notice"] * 4 + ["frame"]
         body = messages.parsed_notice(new_notice(made[0], 2, 9))
         assert body is not None and made[1].board.accept(body) is not None
         sharing.bert._journal.release(1, bytes(SIZE))
         sharing.bert.pass_on()
-        kinds = []
-        while len(kinds) < 2:
-            message = carla.hear()
-            kinds += [] if messages.is_beat(message) else [message[:1]]
-        assert [SAID_BY_RECEIVERS[kind] for kind in kinds] == ["notice", "frame"]
+        assert kinds_heard(carla, 2) == ["notice", "frame"]
 
 
 def test_a_notice_that_comes_among_frames_goes_before_those_made_after_it(
@@ -130,7 +135,7 @@ def test_a_notice_that_comes_among_frames_goes_before_those_made_after_it(
     with RawCaller(sharing.peer, "fetch", 2, pair("carla")) as carla:
         nothing = Holding(0, _origin(bytes(range(32)), 1))
         carla.greet().say(messages.holding(nothing))
-        kinds = [SAID_BY_RECEIVERS[carla.hear()[:1]] for _ in range(8)]
+        kinds = kinds_heard(carla, 8)
     assert kinds == ["notice"] * 4 + ["frame", "notice", "frame", "frame"]
 
 

@@ -37,7 +37,7 @@ from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.differences import differences
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.party_run import results_folder
-from dpcsgp.federation.run_place import latest_place
+from dpcsgp.federation.run_pointers import latest_place
 from dpcsgp.privacy import composed_epsilon
 
 
@@ -157,7 +157,7 @@ def test_two_second_versions_do_not_run_together(tmp_path: Path) -> None:
         parties.start("other.toml", "b")
         parties.until("a", version=2, waiting_for="b")
         told = parties.until("b", waiting_for="a", peers="need the same roster file")
-        assert two.fingerprint in json.dumps(told["peers"])
+        assert two.words in json.dumps(told["peers"])
         parties.kill("a", "b")
         assert max(steps_of(tmp_path, "a")) <= 5 and max(steps_of(tmp_path, "b")) <= 5
         fields = {each.field for each in differences(two, other)}
@@ -195,6 +195,34 @@ def test_who_keeps_an_old_version_is_told_and_loses_nothing(tmp_path: Path) -> N
     assert {frame for frames in frames_sent(tmp_path, "c").values() for frame in frames}
     with pytest.raises(ConfigError, match="version 1 of the roster is over"):
         results_folder(request_of(tmp_path, "a", "v1.toml"))
+
+
+@pytest.mark.slow
+def test_who_leaves_late_needs_nobody_if_all_was_acknowledged_before(tmp_path: Path) -> None:
+    """c stays on version 1 until the others have ended version 2; it is killed, not stopped."""
+    one = first_version(tmp_path, "abc", plan=PLAN.replace("directed_ring", "star"))
+    next_version(tmp_path, one, Amendment(3, leave=("c",)))
+    with running(tmp_path) as parties:
+        for name in "ab":
+            results_folder(request_of(tmp_path, name, "v1.toml"))
+        parties.start("v2.toml", "a", "b")
+        parties.start("v1.toml", "c")
+        parties.wait("a", "b")
+        parties.until("c", waiting_for="a", round=3)
+        time.sleep(1.5)
+        parties.kill("c")
+        kept = latest_place(party(tmp_path, "c")) / "journal" / "acknowledged.json"
+        assert json.loads(kept.read_bytes()) == {"0": 3}
+        started = time.monotonic()
+        parties.start("v2.toml", "c")
+        parties.wait("c", seconds=60)
+        assert time.monotonic() - started < 40
+    summary, status = summary_of(tmp_path, "c"), parties.status("c")
+    assert summary["handed_over"] and summary["stopped_because"].startswith("completed: left")
+    # Step 3 was under way in version 1: nobody used it, and it counts.
+    assert steps_of(tmp_path, "c") == [0, 1, 2, 3]
+    assert status["phase"] == "ended" and status["releases"] == 4
+    assert status["epsilon"] == pytest.approx(summary["epsilon"])
 
 
 @pytest.mark.slow
@@ -271,7 +299,8 @@ name = "directed_exponential"
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
 @pytest.mark.mnist
-def test_leaving_and_joining_costs_no_accuracy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lag", [0, 2])
+def test_leaving_and_joining_costs_no_accuracy(tmp_path: Path, lag: int) -> None:
     """One leaves at round 10 of 30, another joins at 20; killed around both switches.
 
     Two runs that differ by their noise alone are some tenths of a point apart: the mean over
@@ -279,7 +308,7 @@ def test_leaving_and_joining_costs_no_accuracy(tmp_path: Path) -> None:
     """
     gaps = []
     for seed in range(PAIRS):
-        calm, amended_ = _pair_of_runs(tmp_path / f"{seed}", seed)
+        calm, amended_ = _pair_of_runs(tmp_path / f"{seed}", seed, lag)
         gaps.append(100 * (calm - amended_))
         print(f"seed {seed}: without {calm:.4f}, with {amended_:.4f}, gap {gaps[-1]:+.2f} points")
     mean, error = statistics.mean(gaps), statistics.stdev(gaps) / PAIRS**0.5
@@ -288,15 +317,15 @@ def test_leaving_and_joining_costs_no_accuracy(tmp_path: Path) -> None:
     assert mean <= 1.0
 
 
-def _pair_of_runs(root: Path, seed: int) -> tuple[float, float]:
+def _pair_of_runs(root: Path, seed: int, lag: int) -> tuple[float, float]:
     """Return the accuracy without and with the two amendments; ledgers are checked on the way."""
     calm, amended_ = root / "calm", root / "amended"
     for each in (calm, amended_):
         each.mkdir(parents=True)
         deal_mnist(each, "abcdef", TRIAL.num_examples, seed)
-    names = "abcde"
-    first_version(calm, names, plan=SPEC, promise=TRIAL)
-    one = first_version(amended_, names, plan=SPEC, promise=TRIAL)
+    names, plan = "abcde", f"{SPEC}\n[network]\nmax_lag = {lag}\n"
+    first_version(calm, names, plan=plan, promise=TRIAL)
+    one = first_version(amended_, names, plan=plan, promise=TRIAL)
     two = next_version(amended_, one, Amendment(10, leave=("c",)))
     new_party(amended_, "f", promise=TRIAL)
     next_version(amended_, two, Amendment(20, join=(party(amended_, "f").card,)))

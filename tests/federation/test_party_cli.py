@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,7 +90,7 @@ def test_earlier_promises_are_remembered(here: Path) -> None:
     run("federation", "new", "plan.toml", *cards(), "--out", "second.toml")
     run("party", "approve", "federation.toml", "--folder", "lab-a", "--yes")
     output = run("party", "approve", "second.toml", "--folder", "lab-a", "--yes").output
-    assert "approved before: 1 other rosters, eps 2 in all" in output
+    assert "approved before: 1 other federations, eps 2 in all" in output
 
 
 def test_the_folder_is_found_where_there_is_only_one(
@@ -171,3 +173,25 @@ def test_wrong_words_are_refused(here: Path, words: list[str], problem: str) -> 
 def test_a_wrong_day_is_refused(here: Path) -> None:
     with pytest.raises(ConfigError, match="--ends soon"):
         run("federation", "new", "plan.toml", *cards(), "--ends", "soon", "--out", "b.toml")
+
+
+def test_a_status_is_read_without_torch(here: Path) -> None:
+    """It is asked every few seconds, and a process that imports torch takes seconds itself."""
+    (here / "lab-a" / "runs").mkdir()
+    results = here / "lab-a" / "runs" / "results"
+    results.mkdir()
+    pointer = {"run_id": "r", "folder": str(results)}
+    (here / "lab-a" / "runs" / "0123456789abcdef.json").write_text(json.dumps(pointer))
+    facts = {"updated": 0.0, "phase": "training", "waiting_for": [], "peers": [], "party": "a"}
+    counts = dict.fromkeys(
+        ("round", "rounds", "step", "steps", "releases", "epsilon", "epsilon_budget", "delta"), 1
+    )
+    more = {"bytes_per_edge": 0, "metric": "", "waiting_share": 0.0, "page": "", "log": []}
+    (results / "status.json").write_text(json.dumps({**facts, **counts, **more}))
+    script = (
+        "import sys; from dpcsgp.cli.main import cli\n"
+        "try: cli(['party', 'status', '--folder', 'lab-a'])\n"
+        "except SystemExit as end: print('code', end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "last seen" in done.stdout and "code 1 False" in done.stdout, done

@@ -23,6 +23,7 @@ from dpcsgp.algorithms import DPCSGP
 from dpcsgp.compression import frames
 from dpcsgp.compression.parsing import parse_compressor
 from dpcsgp.errors import ConfigError, JournalError, RestoredBackupError
+from dpcsgp.federation import party_network
 from dpcsgp.federation.party_network import PartyNetwork, WaitStoppedError
 from dpcsgp.federation.transport_ends import Timing
 from dpcsgp.graphs import Topology, directed_ring, from_edges
@@ -335,3 +336,54 @@ def test_checkpoints_let_old_frames_go(tmp_path: Path, monkeypatch: pytest.Monke
             network.forget_before(6)
         for name in ("anna/outbox", "anna/inbox-2", "bert/inbox-0", "carla/outbox"):
             assert [path.stem[-1] for path in sorted((tmp_path / name).iterdir())] == ["6", "7"]
+
+
+@pytest.mark.slow
+def test_who_is_missing_in_the_end_is_said_along_the_edges(tmp_path: Path) -> None:
+    """Anna hears bert, bert hears carla, carla hears dora, who is not there."""
+    ring = from_edges(4, [(1, 0), (2, 1), (3, 2), (0, 3)])
+    selves, peers = federation(4)
+    opened = [open_network(own, peers, ring, tmp_path, SIZE) for own in selves]
+    at_once([lambda n=n: play(n, range(1)) for n in opened])
+    opened[3].close()
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(play, network, range(1, 6)) for network in opened[:3]]
+        ended = time.monotonic() + 20
+        while opened[0].status()["bert"].waits_for != ("dora",) and time.monotonic() < ended:
+            time.sleep(0.1)
+        seen = [network.waiting_for for network in opened[:3]]
+        roots = [network._transport._desk.waiting() for network in opened[:3]]
+        for network in opened[:3]:
+            network.stop()
+        for future in waiting:
+            with pytest.raises(WaitStoppedError):
+                future.result(10)
+    for network in opened[:3]:
+        network.close()
+    assert seen[0] == ("bert",) and roots == [("dora",)] * 3
+
+
+@pytest.mark.slow
+def test_a_sender_that_never_confirms_cannot_keep_a_party_from_leaving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It beats and beats: silence is not what ends this wait."""
+    monkeypatch.setattr(party_network, "_COURTESY_SECONDS", 4.0)
+    monkeypatch.setattr(party_network, "_FAREWELL_SECONDS", 1.0)
+    said: list[str] = []
+    with networks(RING, tmp_path, SIZE) as parties:
+        monkeypatch.setattr(parties[1]._journal, "hear_confirmation", lambda *words: None)
+        at_once([lambda n=n: play(n, range(2)) for n in parties])
+        started = time.monotonic()
+        with ThreadPoolExecutor(3) as pool:
+            ends = [pool.submit(network.finish, said.append) for network in parties]
+            for end in ends:
+                end.result(15)
+    assert 4.0 <= time.monotonic() - started < 12
+    assert any("this party's part is done; anna" in text for text in said), said
+
+
+def test_a_beat_shows_names_of_the_roster_only(tmp_path: Path) -> None:
+    with networks(RING, tmp_path, SIZE) as parties:
+        desk = parties[0]._transport._desk
+        assert desk.on_roster(["bert", "run `curl` now", "bert", "carla"]) == ("bert", "carla")

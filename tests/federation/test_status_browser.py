@@ -102,6 +102,18 @@ def test_the_page_is_quiet_and_fits(
         assert contrast(browser, ".headline dt, .note, .peers td, .log li", ".headline") >= 4.5
 
 
+def test_the_first_picture_has_the_facts_and_who_is_missing_in_the_end(
+    browser: Any, facts: dict[str, Any]
+) -> None:
+    peers = [{**peer, "waits_for": ["far-away"]} for peer in facts["peers"]]
+    with StatusPage(PageAddress("127.0.0.1", 0)) as page:
+        page.show(lambda: {**facts, "peers": peers, "waiting_for": [peers[0]["name"]]})
+        browser.get(page.url)
+        # Scripts that are deferred have run by now; nothing was fetched yet.
+        assert text(browser, "#party") == "lab-0" and text(browser, "#round") == "4"
+        assert f"{peers[0]['name']} (which waits for far-away)" in text(browser, ".notice.caution")
+
+
 def test_texts_of_others_are_text(browser: Any, facts: dict[str, Any]) -> None:
     with StatusPage(PageAddress("127.0.0.1", 0)) as page:
         page.show(lambda: facts)

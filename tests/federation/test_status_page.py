@@ -28,7 +28,8 @@ import dpcsgp
 from dpcsgp.errors import ConfigError, WaitStoppedError
 from dpcsgp.federation import status_page
 from dpcsgp.federation.party_network import PartyNetwork
-from dpcsgp.federation.party_status import LastLines, read_status
+from dpcsgp.federation.party_status import LastLines
+from dpcsgp.federation.status_file import read_status
 from dpcsgp.federation.status_metrics import metrics_text
 from dpcsgp.federation.status_page import PageAddress, StatusPage
 
@@ -104,6 +105,20 @@ def test_the_facts_are_there_as_json_and_as_metrics(
     assert 'dpcsgp_party_score{metric="accuracy",party="lab-0"} 0.5' in text
     assert 'dpcsgp_party_peer_silent_seconds{party="lab-0",peer="lab-1"} +Inf' in text
     assert "python_info" not in text and "process_" not in text
+
+
+def test_the_page_comes_with_its_first_facts_and_no_text_ends_their_block(
+    facts: dict[str, Any],
+) -> None:
+    with StatusPage(PageAddress("127.0.0.1", 0)) as page:
+        empty = get(page, "/")[2].decode()
+        page.show(lambda: {**facts, "log": ["</script><script>alert(1)</script>"]})
+        filled = get(page, "/")[2].decode()
+    block = '<script type="application/json" id="first">'
+    assert block + "</script>" in empty
+    told = filled.partition(block)[2].partition("</script>")[0]
+    assert json.loads(told)["log"] == ["</script><script>alert(1)</script>"]
+    assert json.loads(told)["party"] == facts["party"] and filled.count("<script") == 2
 
 
 def test_every_metric_of_the_dashboard_exists(facts: dict[str, Any]) -> None:
@@ -247,6 +262,20 @@ def test_the_status_file_says_what_the_page_says(tmp_path: Path) -> None:
             assert keeper.latest == json.loads(keeper.path.read_bytes())
             assert read_status(keeper.path)["running"]
         assert read_status(keeper.path)["page"] == keeper.page
+
+
+def test_a_party_that_was_killed_is_connected_to_nobody_and_waits_for_nobody(
+    tmp_path: Path, facts: dict[str, Any]
+) -> None:
+    peers = [{**peer, "connected": True} for peer in facts["peers"]]
+    told = {**facts, "waiting_for": ["north"], "peers": peers, "phase": "training"}
+    (tmp_path / "status.json").write_text(json.dumps({**told, "updated": time.time() - 17}))
+    found = read_status(tmp_path / "status.json")
+    assert not found["running"] and found["waiting_for"] == []
+    assert found["peers"] and not any(peer["connected"] for peer in found["peers"])
+    (tmp_path / "status.json").write_text(json.dumps({**told, "updated": time.time()}))
+    found = read_status(tmp_path / "status.json")
+    assert found["waiting_for"] == ["north"] and found["peers"][0]["connected"]
 
 
 def test_time_spent_waiting_is_counted_while_it_lasts(tmp_path: Path) -> None:

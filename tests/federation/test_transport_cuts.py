@@ -67,6 +67,30 @@ def test_after_a_partition_that_nobody_is_told_of_the_parties_go_on_within_five_
         wire.close()
 
 
+@pytest.mark.slow
+def test_nobody_leaves_before_its_last_word_was_heard(tmp_path: Path) -> None:
+    """All that bert says is lost: anna does not know that he has her last frame."""
+    selves, peers = federation(3)
+    wires = [Forwarder(own.listen or "") for own in selves]
+    seen = [replace(peer, address=wire.address) for peer, wire in zip(peers, wires, strict=True)]
+    parties = [open_network(own, seen, RING, tmp_path, SIZE) for own in selves]
+    at_once([lambda n=n: play(n, range(2)) for n in parties])
+    wires[1].answering.clear()
+    at_once([lambda n=n: play(n, range(2, 3)) for n in parties])
+    with ThreadPoolExecutor(3) as pool:
+        ends = [pool.submit(network.finish) for network in parties]
+        ends[2].result(15)
+        time.sleep(2.0)
+        assert not ends[0].done() and parties[0].waiting_for == ("bert",)
+        assert not ends[1].done() and parties[1].waiting_for == ("anna",)
+        wires[1].answering.set()
+        for end in ends:
+            end.result(15)
+    for network, wire in zip(parties, wires, strict=True):
+        network.close()
+        wire.close()
+
+
 def test_who_listens_in_sees_neither_frames_nor_what_is_agreed_on(tmp_path: Path) -> None:
     wires = through_forwarders(tmp_path, rounds=3, cut_after=None)
     for wire in wires:

@@ -76,12 +76,37 @@ def test_all_edges_late_is_the_worst_of_the_constant_delays() -> None:
 def test_the_rate_falls_with_the_lag_and_is_stable(spec: str) -> None:
     compressor, topology = parse_compressor(spec), directed_exponential(6)
     rates = [best_mixing_rate(topology, compressor, DIM, max_lag=lag) for lag in (0, 1, 3, 8)]
-    assert rates == sorted(rates, reverse=True) and rates[-1] < rates[0] / 3
+    assert rates == sorted(rates, reverse=True) and rates[-1] < 0.8 * rates[0]
     assert rates[0] == best_mixing_rate(topology, compressor, DIM)
     for lag, rate in zip((0, 1, 3, 8), rates, strict=True):
         require_stable(topology, compressor, rate, DIM, lag)
         # Safety: half as much again is stable as well.
         require_stable(topology, compressor, min(1.5 * rate, 1.0), DIM, lag)
+
+
+@pytest.mark.parametrize(
+    "topology", [directed_exponential(10), directed_ring(10), star(8)], ids=str
+)
+def test_the_rate_is_good_in_step_and_with_all_messages_late(topology: Topology) -> None:
+    """No other rate is better in both cases, nor much better in the worse of them."""
+    compressor, lag = parse_compressor("rot:1"), 3
+    moments = compressor.moments(DIM)
+    assert moments is not None
+    chosen = best_mixing_rate(topology, compressor, DIM, max_lag=lag)
+
+    def costs(rate: float) -> np.ndarray:
+        laws = (lagged_moments(topology, moments.gain, moments.noise, rate, k) for k in (0, lag))
+        return np.array([law.disagreement for law in laws])
+
+    rates = [*np.geomspace(0.1, 1.0, 24), chosen]
+    stable = [
+        lagged_moments(topology, moments.gain, moments.noise, min(1.5 * r, 1.0), lag).is_stable
+        for r in rates
+    ]
+    found = np.array([costs(float(rate)) for rate in rates])
+    regrets = (found / found.min(axis=0)).max(axis=1)
+    assert stable[-1] and regrets[-1] <= 1.02 * regrets[np.array(stable)].min()
+    assert regrets[-1] < 1.6, regrets
 
 
 def test_the_doctor_refuses_a_rate_that_only_lag_makes_diverge() -> None:
@@ -90,7 +115,7 @@ def test_the_doctor_refuses_a_rate_that_only_lag_makes_diverge() -> None:
     with pytest.raises(UnstableError, match="messages that are all 3 rounds late"):
         require_stable(graph, compressor, 0.9, DIM, 3)
     report = stability_report(graph, compressor, DIM, 0.9, 3)
-    assert report.verdict == "divergent" and not report.healthy and report.advised_rate < 0.5
+    assert report.verdict == "divergent" and not report.healthy and report.advised_rate < 0.6
     assert mixing_radius(graph, compressor, report.advised_rate, DIM, 3) < 1.0
 
 

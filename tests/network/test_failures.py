@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from real_processes import (
     FAULTY,
     TINY,
     all_end,
-    free_port,
     processes,
     settings,
     wait_for,
     wait_for_steps,
 )
+
+from ports import free_port
 
 TIMEOUT = 10.0
 LONG = [

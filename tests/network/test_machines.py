@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-sys.path.insert(0, str(Path(__file__).parent))
-from real_processes import free_port
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
-from real_processes import TINY, all_end, free_port, processes, settings, wait_for
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from real_processes import TINY, all_end, processes, settings, wait_for
 
 from dpcsgp.network.torch_distributed import ProcessEnvironment
+from ports import free_port
 
 pytestmark = pytest.mark.slow
 

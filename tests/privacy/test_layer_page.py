@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from dpcsgp.errors import ModelError
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import clipping_engine
 from dpcsgp.privacy.clipping.layer_rules import COMPOSITES, FOREIGN_RULES, RULES, has_rule
+from dpcsgp.privacy.model_checks import check_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "layers.md").read_text(encoding="utf-8")
 
@@ -48,6 +50,12 @@ OPTIONS: dict[str, Callable[[], nn.Module]] = {
 def test_options_that_the_page_calls_slow_have_no_closed_form(option: str) -> None:
     assert f"`{option}`" in PAGE
     assert not has_rule(OPTIONS[option]())
+
+
+def test_projected_lstms_are_refused_with_what_the_page_promises() -> None:
+    with pytest.raises(ModelError, match=r"proj_size=2.* LSTM without it, then nn\.Linear\(4, 2\)"):
+        check_model(nn.LSTM(3, 4, proj_size=2))
+    check_model(nn.Sequential(nn.LSTM(3, 4, proj_size=2).requires_grad_(False), nn.Linear(2, 2)))
 
 
 SLOW: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

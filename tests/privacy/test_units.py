@@ -346,3 +346,16 @@ def test_equal_identifiers_of_one_kind_are_one_person() -> None:
     pairs = ([1, 1.0, True], [np.int8(1), torch.tensor(1)], [np.array([1]), 1], [("a", 1)] * 2)
     for ids in (*pairs, [UUID(int=5), UUID(int=5)], np.array(["2026-01-01"] * 2, "datetime64[D]")):
         assert len(UnitRows.of(ids, "node 0")) == 1
+
+
+@pytest.mark.parametrize("other", ["A12", "1e999", "nan", " ", None])
+def test_nobody_is_split_in_two_by_what_somebody_else_is_called(other: str | None) -> None:
+    ids = [text for number in range(40) for text in (f"{number}", f" {number}.0 ", f"0{number}")]
+    assert len(UnitRows.of(ids, "node 0")) == 40
+    assert len(UnitRows.of(np.array(ids), "node 0")) == 40
+    if other is None or not other.strip():
+        with pytest.raises(RefusedDataError, match="missing"):
+            UnitRows.of([*ids, other], "node 0")
+        return
+    assert len(UnitRows.of([*ids, other], "node 0")) == 41
+    assert len(UnitRows.of([("ward", text) for text in [*ids, other]], "node 0")) == 41

@@ -55,6 +55,15 @@ def test_a_party_speaks_of_its_own_model(make_folder: MakeFolder) -> None:
     ]
 
 
+def test_a_party_is_called_by_its_name_and_asked_for_no_run_that_it_cannot_make(
+    make_folder: MakeFolder,
+) -> None:
+    page = page_of(make_folder(nodes=1, **party(30)))
+    assert "<h1>north</h1>" in page
+    assert "Nothing to compare with" not in page
+    assert "Nothing to compare with" in page_of(make_folder("alone"))
+
+
 def test_nothing_of_a_party_is_called_that_of_all_nodes(make_folder: MakeFolder) -> None:
     page = page_of(make_folder(nodes=1, **party(30))).split("</style>")[1]
     assert "The party's own model after each evaluation" in html.unescape(page)

@@ -57,6 +57,6 @@ def test_accuracy_on_mnist_is_within_a_point_of_in_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.stress
-def test_a_short_run_of_a_network_pays_for_models_that_are_a_round_old(tmp_path: Path) -> None:
-    """The demo itself: 30 large steps of a network that is far from settled lose about a point."""
-    check(tmp_path, (), seeds=3, points=1.5)
+def test_accuracy_of_the_demo_is_within_a_point_of_in_step(tmp_path: Path) -> None:
+    """30 large steps of a network that is far from settled: old models cost most here."""
+    check(tmp_path, (), seeds=3, points=1.0)

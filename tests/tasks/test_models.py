@@ -111,5 +111,6 @@ def test_inputs_that_do_not_fit() -> None:
         build_model("cnn", (1, 8, 8), 10)
     with pytest.raises(ConfigError, match=r"expected inputs \(C, H, W\)"):
         build_model("resnet18", (64,), 10)
-    with pytest.raises(ConfigError, match="at least 2"):
-        build_model("logistic", (64,), 1)
+    with pytest.raises(ConfigError, match="at least 1"):
+        build_model("logistic", (64,), 0)
+    assert build_model("logistic", (64,), 1)(torch.rand(3, 64)).shape == (3, 1)  # regression

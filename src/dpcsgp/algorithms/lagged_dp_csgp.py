@@ -166,6 +166,12 @@ class LaggedDPCSGP(GossipSGD[LaggedState]):
         """Return a new start that still counts the gradients of the state before it."""
         return state._replace(given_N1=before.given_N1, heard_E1=before.heard_E1)
 
+    def told(self, state: LaggedState, x_SD: Tensor, network: Network) -> LaggedState:
+        """Return a start at which everybody was told the senders' x in full: copies are equal."""
+        copies = [x_SD[network.senders.index(edge.sender)] for edge in self.edges]
+        copies_ED = torch.stack(copies) if copies else state.copies_ED
+        return state._replace(x_hat_ND=x_SD[list(network.own_rows)], copies_ED=copies_ED)
+
     def model(self, state: LaggedState) -> Tensor:
         """Return `z = x0 + x / y`."""
         return state.anchor_D + state.x_ND / state.y_N1.to(state.x_ND.dtype)

@@ -71,20 +71,22 @@ _TITLES: Final = {
 
 def code_of_error(error: DpcsgpError) -> ExitCode:
     """Return the code of an error; the more special kinds come first."""
-    from dpcsgp.network.health import SilentPeerError  # brings torch
-
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in _DISK:
         return ExitCode.DISK
     kinds: list[tuple[type[DpcsgpError] | tuple[type[DpcsgpError], ...], ExitCode]] = [
         (RestoredBackupError, ExitCode.RESTORED_BACKUP),
         (DiskError, ExitCode.DISK),
         ((JournalError, LedgerError, CheckpointError), ExitCode.RECORDS),
-        (SilentPeerError, ExitCode.GAVE_UP),
         (DivergenceError, ExitCode.DIVERGED),
         (WaitStoppedError, ExitCode.STOPPED),
         ((ConfigError, DataError), ExitCode.REFUSED),
     ]
-    return next((code for kind, code in kinds if isinstance(error, kind)), ExitCode.FAILED)
+    known = next((code for kind, code in kinds if isinstance(error, kind)), None)
+    if known is not None:
+        return known
+    from dpcsgp.network.health import SilentPeerError  # brings torch
+
+    return ExitCode.GAVE_UP if isinstance(error, SilentPeerError) else ExitCode.FAILED
 
 
 def code_of_ending(ending: Ending, handed_over: bool) -> ExitCode:

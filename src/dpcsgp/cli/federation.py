@@ -1,4 +1,4 @@
-"""`dpcsgp federation new | show | amend | demo`: rosters from a plan and cards, what they mean."""
+"""`dpcsgp federation columns | new | show | amend | demo`: rosters from a plan and cards."""
 
 from __future__ import annotations
 
@@ -24,6 +24,34 @@ app = typer.Typer(
     help="Make and read the roster of a federation.",
     rich_markup_mode=None,
 )
+
+
+@app.command("columns")
+def columns(
+    file: Annotated[Path, typer.Argument(help="A table with a line of names.", metavar="FILE.csv")],
+    target: Annotated[
+        list[str] | None, typer.Option(help="Column with the targets; default: the last one.")
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Column that says whose a row is: no input.")
+    ] = None,
+) -> None:
+    """Write the lines of [data] that name the columns; only the line of names is read.
+
+    Example:
+
+    ```
+    dpcsgp federation columns data.csv --target label
+    ```
+    """
+    from dpcsgp.federation.data_shape import column_lines
+    from dpcsgp.runs.table_columns import Places, TableForm, read_header
+
+    names, wanted = read_header(file), tuple(target or ())
+    shape = (len(wanted),) if len(wanted) > 1 else None
+    found = Places.of(names, len(names), TableForm(wanted, unit, target_shape=shape), file)
+    lines = column_lines(found.input_names or (), found.target_names or ())
+    typer.echo("\n".join(lines))
 
 
 @app.command("new")
@@ -146,11 +174,10 @@ def amend(
     """
     from rich.console import Console
 
-    from dpcsgp.console.federations import difference_lines, overview
+    from dpcsgp.console.federations import changed_fields, overview
     from dpcsgp.federation.amending import Amendment
     from dpcsgp.federation.amending import amend as amended
     from dpcsgp.federation.cards import Card
-    from dpcsgp.federation.differences import differences
     from dpcsgp.federation.roster import Roster
 
     old = Roster.load(roster_file)
@@ -167,7 +194,7 @@ def amend(
     agreement = amended(old, wanted)
     _write_new(out, agreement.roster.text())
     Console().print(overview(agreement), soft_wrap=True)
-    typer.echo(difference_lines(differences(old, agreement.roster)))
+    typer.echo(changed_fields(old, agreement.roster))
     typer.echo(f"wrote {out}; give it to every party: dpcsgp party approve {out}")
 
 

@@ -121,16 +121,20 @@ def approve(
     from dpcsgp.federation.agreement import examine
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
     from dpcsgp.federation.roster import Roster
-    from dpcsgp.federation.succession import refuse_wrong_history
+    from dpcsgp.federation.run_place import known_place
+    from dpcsgp.federation.succession import refuse_wrong_history, told_ahead
 
     mine, roster = PartyFolder.open(find_folder(folder)), Roster.load(roster_file)
     # Whose roster this is comes first; then everything is computed anew.
     consent.check_own_card(mine, roster)
     before = refuse_wrong_history(mine, roster)
     agreement = examine(roster)
-    others = [c for c in consent.given_consents(mine) if c.fingerprint != roster.fingerprint]
-    Console().print(own_part(agreement, mine.name, others), soft_wrap=True)
+    others = {c.federation: c for c in consent.given_consents(mine) if c.federation != roster.id}
+    Console().print(own_part(agreement, mine.name, [*others.values()]), soft_wrap=True)
     if before is not None:
+        path = known_place(mine, roster)
+        if path is not None and (text := told_ahead(path, agreement, mine.name)):
+            typer.echo(text)
         typer.echo(changed_fields(before, roster))
     typer.echo("Compare these words with the other parties, by telephone or face to face.")
     if not yes:

@@ -34,7 +34,20 @@ class Tracker(StrEnum):
     WANDB = "wandb"
 
 
-Target = Annotated[str | None, typer.Option(help="Column with the targets; default: the last one.")]
+Target = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Column with the targets; default: the last one. Once for each number of a target."
+    ),
+]
+Whose = Annotated[
+    str | None,
+    typer.Option(
+        "--unit",
+        help="Column (.npz: array) that says whose a row is, where a roster promises privacy to "
+        "persons.",
+    ),
+]
 
 
 def run(
@@ -42,6 +55,7 @@ def run(
     folder: Folder = None,
     data: Data = None,
     target: Target = None,
+    unit: Whose = None,
     test_data: Annotated[
         str | None, typer.Option(help="Public examples to measure the model on; same forms.")
     ] = None,
@@ -110,7 +124,7 @@ def run(
     request = PartyRequest(
         PartyFolder.open(find_folder(folder)),
         Roster.load(roster_file),
-        OwnExamples(data, target, test_data),
+        OwnExamples(data, target or None, test_data, unit=unit),
         out,
         check_address(listen) if listen is not None else None,
         device,

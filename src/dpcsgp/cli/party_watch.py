@@ -10,7 +10,7 @@ import typer
 
 from dpcsgp.cli.options import AsJson
 from dpcsgp.cli.party import Folder, RosterFile
-from dpcsgp.cli.party_run import Data, Target
+from dpcsgp.cli.party_run import Data, Target, Whose
 from dpcsgp.errors import ConfigError
 from dpcsgp.records.metrics import strict_json
 
@@ -20,6 +20,7 @@ def check(
     folder: Folder = None,
     data: Data = None,
     target: Target = None,
+    unit: Whose = None,
     listen: Annotated[
         str | None, typer.Option(help="HOST:PORT to listen on; default: the card's address.")
     ] = None,
@@ -46,7 +47,7 @@ def check(
     request = PartyRequest(
         PartyFolder.open(find_folder(folder)),
         Roster.load(roster_file),
-        OwnExamples(data, target),
+        OwnExamples(data, target or None, unit=unit),
         listen=check_address(listen) if listen is not None else None,
     )
     found = []
@@ -83,15 +84,13 @@ def status(
     from rich.console import Console
     from rich.live import Live
 
-    from dpcsgp.console.parties import status_view
+    from dpcsgp.console.statuses import status_view
     from dpcsgp.federation.party_folder import PartyFolder, find_folder
-    from dpcsgp.federation.party_status import read_status
-    from dpcsgp.federation.roster import Roster
-    from dpcsgp.federation.run_place import STATUS, latest_place
+    from dpcsgp.federation.run_pointers import latest_place
+    from dpcsgp.federation.status_file import STATUS, read_status
 
     party = PartyFolder.open(find_folder(folder))
-    roster = Roster.load(roster_file) if roster_file is not None else None
-    path = latest_place(party, roster) / STATUS
+    path = latest_place(party, _fingerprint(roster_file)) / STATUS
     found = read_status(path)
     if as_json:
         typer.echo(strict_json(found))
@@ -105,6 +104,15 @@ def status(
                 live.update(status_view(found))
     if not found["running"] and found["phase"] != "ended":
         raise typer.Exit(1)
+
+
+def _fingerprint(roster_file: Path | None) -> str | None:
+    """Return the fingerprint of a roster; reading one brings torch."""
+    if roster_file is None:
+        return None
+    from dpcsgp.federation.roster import Roster
+
+    return Roster.load(roster_file).fingerprint
 
 
 def dashboard(

@@ -142,6 +142,15 @@ def _put(values: dict[str, Any], name: str, value: Any, given: str) -> None:
     table[key] = value
 
 
+# words of other programs for settings of this one
+_OTHER_WORDS: Final = {
+    "max_physical_batch_size": "run.max_rows_per_pass",
+    "max_grad_norm": "privacy.clip_norm",
+    "target_epsilon": "privacy.epsilon",
+    "target_delta": "privacy.delta",
+}
+
+
 def _refuse_unknown_keys(values: Mapping[str, Any]) -> None:
     sections = Config.model_fields
     for section, table in values.items():
@@ -153,6 +162,10 @@ def _refuse_unknown_keys(values: Mapping[str, Any]) -> None:
         assert isinstance(annotation, type) and issubclass(annotation, Section)
         for key in table:
             if key not in annotation.model_fields:
+                if key in _OTHER_WORDS:
+                    raise ConfigError(
+                        f"unknown key {section}.{key}: did you mean {_OTHER_WORDS[key]}?"
+                    )
                 raise ConfigError(
                     f"unknown key {section}.{key}{_nearest(key, list(annotation.model_fields))}"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -17,11 +18,16 @@ from dpcsgp.federation.firewall import Connection
 from dpcsgp.federation.history import changes_of_parties
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.words import as_words
+from dpcsgp.records.names import shown_model
+
+# Of fields of a card: nobody reads them, and people compare the words of the whole.
+_KEYS: Final = (", certificate", ", noise_key", ", fingerprint")
 
 
 def overview(agreement: Agreement) -> Group:
     """Show who takes part, what is trained, and what the doctor says."""
     return Group(
+        *_over(agreement.roster),
         _facts("the federation", _shared(agreement)),
         _parties(agreement),
         *_history(agreement.roster),
@@ -43,7 +49,10 @@ def firewall_table(connections: Sequence[Connection]) -> Group:
 
 
 def own_part(agreement: Agreement, name: str, others: Sequence[Consent]) -> Group:
-    """Show one party what it promises, what it costs, and who hears it."""
+    """Show one party what it promises, what it costs, and who hears it.
+
+    `others`: its consents to other federations, one of each: versions share one promise.
+    """
     node = agreement.roster.node_of(name)
     cost = agreement.costs[node]
     parts: list[RenderableType] = [
@@ -55,18 +64,51 @@ def own_part(agreement: Agreement, name: str, others: Sequence[Consent]) -> Grou
         total = sum(consent.promise.epsilon for consent in others)
         parts.append(
             Text(
-                f"approved before: {len(others)} other rosters, eps {total:g} in all. Where they "
-                "use the same examples, promises add up."
+                f"approved before: {len(others)} other federations, eps {total:g} in all. Where "
+                "they use the same examples, promises add up."
             )
         )
     return Group(*parts, fingerprint(agreement.roster))
 
 
 def changed_fields(before: Roster, after: Roster) -> str:
-    """Say what an amended roster changes, one field per line."""
-    found = [str(each) for each in differences(before, after)]
+    """Say what an amended roster changes: in one line, then field by field."""
+    found = differences(before, after)
     head = f"{len(found)} fields change from version {before.version} (before / after):"
-    return "\n".join([head, *found])
+    return "\n".join([_in_short(before, after, found), head, *map(_field_line, found)])
+
+
+def _in_short(before: Roster, after: Roster, found: Sequence[Difference]) -> str:
+    """Say in one line who leaves and joins, when, and what else is another."""
+    last = after.history[-1]
+    names = [card.name for card in after.parties]
+    moves = changes_of_parties(last.parties, names)
+    cards = {card.name: card for card in before.parties}
+    other = [c.name for c in after.parties if c.name in cards and c != cards[c.name]]
+    parts = [
+        *(f"{name} {'is left behind' if last.cut else 'leaves'}" for name in moves["left"]),
+        *(f"{name} joins" for name in moves["joined"]),
+        *(f"{name} comes back, what its ledger lacks counts as spent" for name in last.restored),
+        *(f"{name} has another card" for name in other),
+    ]
+    text = " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    rest = [
+        each.field.removeprefix("settings.")
+        for each in found
+        if each.field.startswith("settings.") or each.field == "ends"
+    ]
+    others = f"; also changed: {', '.join(rest)}" if rest else ""
+    return f"{text or 'the same parties go on'} at round {last.rounds}{others}"
+
+
+def _field_line(found: Difference) -> str:
+    """Show a field before and after; of certificates and keys only that they changed."""
+    if not found.field.endswith(_KEYS):
+        return str(found)
+    if found.first is None or found.second is None:
+        words = ("there" if value is not None else "(not there)" for value in vars(found).values())
+        return f"{found.field}: {' / '.join([*words][1:])}"
+    return f"{found.field}: (changed)"
 
 
 def fingerprint(roster: Roster) -> Text:
@@ -91,19 +133,32 @@ def _facts(title: str, rows: dict[str, str]) -> Table:
 def _shared(agreement: Agreement) -> dict[str, str]:
     """Say what all have in common."""
     roster, algorithm = agreement.roster, agreement.roster.config.algorithm
-    config, shape = roster.config, list(roster.data.input_shape)
+    config = roster.config
     over = " (over)" if roster.expired() else ""
     return {
         "roster": f"{roster.id}, version {roster.version}, ends {roster.ends}{over}",
-        "task": f"{config.task.name}: inputs {shape}, {roster.data.num_classes} classes",
-        "model": f"{config.task.model}, {agreement.design.dim:,} coordinates",
+        "task": f"{config.task.name}: {roster.data}",
+        **({"privacy": f"of {_units(roster)}"} if config.privacy.max_rows_per_unit else {}),
+        "model": f"{shown_model(config.task.model)}, {agreement.design.dim:,} coordinates",
         "method": f"{algorithm.name}, compression {config.compression.spec}, "
         f"{algorithm.steps} steps + {algorithm.polish_rounds} polish rounds"
         + (f", from step {roster.earlier.steps} on" if roster.history else ""),
         "graph": f"{roster.topology.name}, {len(roster.parties)} parties, "
         f"{len(roster.edges)} edges",
-        "traffic": f"{_size(agreement.bytes_per_edge)} per edge for the whole run",
+        "traffic": f"{_size(agreement.bytes_per_edge)} per edge "
+        + (f"from round {roster.history[-1].rounds} on" if roster.history else "for the whole run"),
     }
+
+
+def _over(roster: Roster) -> list[Text]:
+    """Say of a roster that has ended that it has; nothing of any other."""
+    if not roster.expired():
+        return []
+    text = (
+        f"this roster ended on {roster.ends}: nobody can approve or run it any more; have it made "
+        "or amended with a later --ends"
+    )
+    return [Text(text, style="bold red")]
 
 
 def _history(roster: Roster) -> list[Table]:
@@ -134,7 +189,8 @@ def _history(roster: Roster) -> list[Table]:
 def _parties(agreement: Agreement) -> Table:
     """One row per party, in the order of the nodes."""
     table = Table(title="parties", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for name in ("name", "reached at", "examples", "eps", "delta", "noise", "sends to"):
+    whose = f"{agreement.roster.facts.unit}s"
+    for name in ("name", "reached at", whose, "eps", "delta", "noise", "sends to"):
         table.add_column(name, overflow="fold")
     for cost in agreement.costs:
         table.add_row(
@@ -155,7 +211,7 @@ def _promise(agreement: Agreement, cost: PartyCost, node: int) -> dict[str, str]
     spent = {"spent by then": f"at most eps {cost.epsilon_before:.4g} in {made} releases"}
     return {
         "promise": f"eps {cost.epsilon:g}, delta {cost.delta:g} for {cost.num_examples} "
-        "declared examples",
+        f"declared {_units(agreement.roster)}",
         **(spent if made else {}),
         "spent by the plan": f"verified eps {cost.epsilon_of_plan:.4g} in "
         f"{config.algorithm.steps - before.steps + made} releases",
@@ -169,6 +225,14 @@ def _promise(agreement: Agreement, cost: PartyCost, node: int) -> dict[str, str]
         "is reached at": cost.address or "nowhere: it only calls out",
         "until": f"{agreement.roster.ends}",
     }
+
+
+def _units(roster: Roster) -> str:
+    """Say to whom privacy is promised."""
+    most = roster.config.privacy.max_rows_per_unit
+    if not most:
+        return "examples"
+    return f"persons with all their rows, at most {most} of which count in one step"
 
 
 def _trust(colluders: str | int, epsilon_all_collude: float) -> str:

@@ -16,7 +16,8 @@ from torch import nn
 
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError, UnstableError
-from dpcsgp.federation.roster import DataShape, Roster
+from dpcsgp.federation.data_shape import DataShape
+from dpcsgp.federation.roster import Roster
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.planning.diagnosis import Diagnosis, diagnose
 from dpcsgp.privacy import GaussianMechanism, ReleaseEvent, composed_epsilon
@@ -92,6 +93,7 @@ class Agreement:
             "model": roster.config.task.model,
             "coordinates": self.design.dim,
             **roster.data.content(),
+            "unit": roster.facts.unit,
             "algorithm": algorithm.name,
             "compression": roster.config.compression.spec,
             "max_colluders": roster.config.privacy.max_colluders,
@@ -118,13 +120,6 @@ def refuse_unsupported(roster: Roster) -> None:
         raise ConfigError(
             'algorithm.block_order = "random": parties need to know the size of every message '
             'beforehand; have a roster made with algorithm.block_order = "round-robin"'
-        )
-    if roster.history and roster.config.network.max_lag:
-        late = roster.config.network.late_gradients != "wait"
-        raise ConfigError(
-            f"network.max_lag = {roster.config.network.max_lag} in version {roster.version} of a "
-            "roster: parties with lag are at different rounds when a version begins; amend it "
-            "with --set network.max_lag=0" + (" --set network.late_gradients=wait" if late else "")
         )
 
 
@@ -209,7 +204,7 @@ def initial_module(config: Config, data: DataShape, model: nn.Module | None = No
     # Sizes first, without memory: a hostile roster must not fill it.
     try:
         with torch.device("meta"):
-            shell = build_model(spec, data.input_shape, data.num_classes)
+            shell = build_model(spec, data.input_shape, data.num_outputs)
         dim = ParameterLayout.of(shell).dim
     except (RuntimeError, TypeError, OverflowError):
         dim = MOST_COORDINATES + 1
@@ -219,7 +214,7 @@ def initial_module(config: Config, data: DataShape, model: nn.Module | None = No
             f"{MOST_COORDINATES:,} coordinates; choose a smaller model"
         )
     with torch_seed(config.run.seed, "initial model"):
-        return build_model(spec, data.input_shape, data.num_classes)
+        return build_model(spec, data.input_shape, data.num_outputs)
 
 
 def _own_module(spec: str, model: nn.Module | None) -> nn.Module:

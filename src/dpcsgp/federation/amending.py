@@ -43,6 +43,8 @@ FIXED: Final = (
     "privacy.sampling",
     # A promise against more colluders would not hold for what was released before.
     "privacy.max_colluders",
+    # Nor would one to whole persons, if examples were promised it before.
+    "privacy.max_rows_per_unit",
 )
 
 
@@ -179,7 +181,11 @@ def check_succession(old: Agreement, new: Roster) -> None:
 def _fixed_faults(old: Roster, new: Roster) -> list[Difference]:
     """Return what no version may change."""
     one, two = _fixed(old), _fixed(new)
-    faults = [Difference(key, one[key], two[key]) for key in one if one[key] != two[key]]
+    faults = [
+        Difference(key, one.get(key), two.get(key))
+        for key in {**one, **two}
+        if one.get(key) != two.get(key)
+    ]
     deltas = {card.name: card.promised.delta for card in old.parties}
     # The header of a ledger names the delta at which its eps is told.
     faults += [
@@ -241,14 +247,18 @@ def _cards(old: Roster, wanted: Amendment) -> list[Card]:
 
 
 def _check_round(old: Roster, at_round: int) -> None:
-    every = old.config.algorithm.gossip_every
-    first = old.history[-1].rounds if old.history else 0
-    last = (old.config.algorithm.steps - 1) // every
+    first, last = old.history[-1].rounds if old.history else 0, last_round(old)
     if not first <= at_round <= last:
         raise ConfigError(
             f"--at-round {at_round}: expected a round from {first}, where version {old.version} "
             f"began, to {last}, before the last step"
         )
+
+
+def last_round(old: Roster) -> int:
+    """Return the last round at which another version can follow: before the last step."""
+    algorithm = old.config.algorithm
+    return (algorithm.steps - 1) // algorithm.gossip_every
 
 
 def _settings(old: Roster, cards: Sequence[Card], changes: Sequence[str]) -> Config:

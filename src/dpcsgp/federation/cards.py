@@ -212,7 +212,9 @@ def check_address(address: str) -> str:
 
 def fault_of_address(address: str) -> str | None:
     """Say what is wrong with an address at which others shall call; None: nothing."""
-    host, _, port = address.rpartition(":")
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return "the port is missing"
     if not _HOST.fullmatch(host):
         return "the host is neither a name nor an IP address"
     if not re.fullmatch("[1-9][0-9]{0,4}", port) or int(port) > 65535:

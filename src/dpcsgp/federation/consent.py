@@ -98,6 +98,13 @@ def check_own_card(folder: PartyFolder, roster: Roster) -> None:
         raise ConfigError(
             f"roster {roster.id}: it ended on {roster.ends}; have a new one made with a later end"
         )
+    names = [card.name for card in roster.parties]
+    if folder.name not in names and roster.history and folder.name in roster.history[-1].parties:
+        raise ConfigError(
+            f"{folder.name} is not on the roster; on it are {', '.join(names)}. It leaves at round "
+            f"{roster.history[-1].rounds}: run this version (`dpcsgp party run`) without "
+            "approving it"
+        )
     mine = folder.card.content()
     theirs = roster.parties[roster.node_of(folder.name)].content()
     for field in {**mine, **theirs}:

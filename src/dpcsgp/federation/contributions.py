@@ -2,8 +2,10 @@
 
 In step, the message of round t of a party at distance d is in this party's model after round
 t + d - 1; with `network.max_lag` = k every edge may add k rounds, until polish rounds, which are in
-step, have brought it. Whether a message carried a new gradient is told only where
-`network.late_gradients` is "skip": there every message says how many its sender has put in.
+step, have brought it. A version that another one follows ends without them: what those that are
+heard directly have sent is taken first, unless nobody waits. Whether a message carried a new
+gradient is told only where `network.late_gradients` is "skip": there every message says how many
+its sender has put in.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ def contributions(
     planned: int,
     first: int = 0,
     gradients: Mapping[int, int] | None = None,
+    polished: bool = True,
+    settled: bool = True,
 ) -> list[Contribution]:
     """Return everybody's part in the model of a node that has made `done` rounds of `planned`.
 
@@ -66,19 +70,22 @@ def contributions(
         planned: rounds of the plan.
         first: the round with which this version of the roster began.
         gradients: how many gradients some nodes have put in, as far as they have said so here.
+        polished: whether the last rounds of the plan are polish rounds.
+        settled: whether everything that was sent to this node is taken at the end.
     """
     distance, heard = distances(roster.topology, node), gradients or {}
     settings = roster.config
     # With lag an edge may be late; that ends once so many polish rounds are over.
-    in_step = done == planned and settings.algorithm.polish_rounds >= max(distance.values()) - 1
-    per_edge = 1 if in_step else 1 + settings.network.max_lag
+    polishing = settings.algorithm.polish_rounds if polished else 0
+    in_step = done == planned and polishing >= max(distance.values()) - 1
+    per_edge = 1 if in_step and settled else 1 + settings.network.max_lag
     return [
         Contribution(
             card.name,
             other,
             away,
             first,
-            _last_round(away, done, planned, per_edge, first),
+            _last_round(away, done, done == planned and settled, per_edge, first),
             planned,
             heard.get(other),
         )
@@ -87,9 +94,9 @@ def contributions(
     ]
 
 
-def _last_round(away: int, done: int, planned: int, per_edge: int, first: int) -> int:
+def _last_round(away: int, done: int, ended: bool, per_edge: int, first: int) -> int:
     """Return the last round of a node so far away whose message is in the model; -1: none."""
-    last = done - 1 if away <= 1 and done == planned else done - max(away, 1) * per_edge
+    last = done - 1 if away <= 1 and ended else done - max(away, 1) * per_edge
     return last if last >= first else -1
 
 

@@ -23,9 +23,9 @@ from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.consent import approve
 from dpcsgp.federation.founding import Plan, found
 from dpcsgp.federation.party_folder import PartyFolder
-from dpcsgp.federation.party_status import read_status
 from dpcsgp.federation.roster import Roster
-from dpcsgp.federation.run_place import STATUS, latest_place
+from dpcsgp.federation.run_pointers import latest_place
+from dpcsgp.federation.status_file import STATUS, read_status
 from dpcsgp.runtime.workers import tied_command
 
 NAMES: Final = ("amber", "birch", "cedar", "dune", "elm")

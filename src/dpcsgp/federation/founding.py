@@ -21,12 +21,12 @@ from dpcsgp.federation.agreement import (
     model_digest,
 )
 from dpcsgp.federation.cards import Card
+from dpcsgp.federation.data_shape import DataShape
 from dpcsgp.federation.files import Fields, parse_table, read_text
 from dpcsgp.federation.roster import (
     LISTED,
     MOST_PARTIES,
     NOT_SHARED,
-    DataShape,
     Roster,
     complete_settings,
 )
@@ -70,15 +70,21 @@ class Plan:
         return replace(self, values={**self.values, "task": task})
 
     def notes(self, cards: Sequence[Card]) -> list[str]:
-        """Say which values of the plan are replaced by those of the cards."""
+        """Say which values of the plan the cards replace, and what nobody will compare."""
         privacy = self.values.get("privacy", {})
-        return [
+        unnamed = [
+            "[data] has no columns: those of the parties will be compared by number only, and a "
+            "table in another order would be trained on as it is; list their names "
+            "(`dpcsgp federation columns FILE.csv` writes the lines)"
+        ]
+        replaced = [
             f"privacy.{key} = {privacy[key]} of the plan is replaced by what each card promises"
             for key in ("epsilon", "delta")
             if key in privacy
             and per_node(privacy[key], len(cards))
             != tuple(getattr(card.promised, key) for card in cards)
         ]
+        return replaced + (unnamed if self.data is not None and self.data.lacks_columns else [])
 
 
 def found(

@@ -12,6 +12,7 @@ hold rounds that it does not know, or other bytes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,7 +21,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from dpcsgp.errors import DiskError, JournalError, RestoredBackupError, WireError
+from dpcsgp.errors import (
+    DiskError,
+    JournalError,
+    JournalInUseError,
+    RestoredBackupError,
+    WireError,
+)
 from dpcsgp.federation.frame_log import FrameLog
 from dpcsgp.federation.peers import Peer
 from dpcsgp.records.files import write_atomically
@@ -31,7 +38,7 @@ except ImportError:  # not on Windows
     fcntl = None
 
 _FORMAT = 1
-_SETTLED = "acknowledged.json"
+_SETTLED, _CONFIRMED = "acknowledged.json", "confirmed.json"
 
 
 class Holding(NamedTuple):
@@ -53,7 +60,8 @@ class Journal:
         end: own rounds from this one on are of no use to anybody any more; None: there is no such.
 
     Raises:
-        JournalError: the folder is damaged, in use, or of another roster or node.
+        JournalError: the folder is damaged, or of another roster or node.
+        JournalInUseError: another process has it.
     """
 
     def __init__(
@@ -80,8 +88,11 @@ class Journal:
             raise
         self._receivers = {peer.node: peer for peer in receivers}
         self._acknowledged: dict[int, int] = {}  # receivers that have spoken since this start
-        self._settled = _read_settled(folder)  # the same, as it was when `settle` wrote it
-        self._told: dict[int, int] = {}  # senders that have been told since this start
+        self._settled = _read_counts(folder / _SETTLED)  # as it was when `settle` wrote it
+        self._settling = threading.Lock()
+        self._answered: dict[int, int] = {}  # receivers that were told that they were heard
+        self._confirmed = _read_counts(folder / _CONFIRMED)  # as it was when `settle` wrote it
+        self._told = dict(self._confirmed)  # senders that have confirmed a holding
         self._folder, self._end = folder, end
         self._used = 0  # rounds before this one are in a checkpoint
 
@@ -164,22 +175,40 @@ class Journal:
         return [
             peer
             for node, peer in self._receivers.items()
-            if max(self._acknowledged.get(node, -1), self._settled.get(node, -1)) < self.released
+            if self._acknowledged.get(node, self._settled.get(node, -1)) < self.released
+        ]
+
+    def acknowledged(self, receiver: int) -> int:
+        """Return how many own rounds a receiver has said since this start that it has."""
+        return self._acknowledged.get(receiver, 0)
+
+    def answered(self, receiver: int, rounds: int) -> None:
+        """Take note that a receiver was told that its word about these rounds was heard."""
+        self._answered[receiver] = rounds
+        self._notify()
+
+    def unanswered(self) -> list[Peer]:
+        """Return the receivers that have not been told since this start that all was heard."""
+        return [
+            peer
+            for node, peer in self._receivers.items()
+            if self._answered.get(node, -1) < self.released
         ]
 
     def settle(self) -> None:
-        """Keep on disk what receivers have acknowledged; call it when one of them has it all.
+        """Keep on disk what receivers have acknowledged and senders confirmed, if it is news.
 
-        It may leave then, and a party that starts again would ask it in vain.
+        Call it when one of them has it all, and now and then: others may leave, or end a version
+        of the roster before its plan, and a party that starts again would ask them in vain.
         """
-        self._settled = {**self._settled, **self._acknowledged}
-        text = json.dumps({str(node): rounds for node, rounds in self._settled.items()})
-        try:
-            write_atomically(self._folder / _SETTLED, text.encode())
-        except OSError as error:
-            raise DiskError(
-                f"{self._folder / _SETTLED} cannot be written ({error.strerror}); free space"
-            ) from error
+        with self._settling:  # any thread may call
+            settled, told = {**self._settled, **self._acknowledged}, dict(self._told)
+            if settled != self._settled:
+                _write_counts(self._folder / _SETTLED, settled)
+                self._settled = settled
+            if told != self._confirmed:
+                _write_counts(self._folder / _CONFIRMED, told)
+                self._confirmed = told
 
     # Others' frames.
 
@@ -221,13 +250,28 @@ class Journal:
         self._inbox[sender].sync()
         return self.holding(sender)
 
-    def told(self, sender: int, rounds: int) -> None:
-        """Take note that a sender was told that these rounds are safe here."""
-        self._told[sender] = rounds
+    def hear_confirmation(self, sender: int, rounds: int, is_last: bool) -> None:
+        """Take note that a sender knows that these rounds are safe here.
+
+        Args:
+            sender: who says so.
+            rounds: that it has heard of.
+            is_last: there are no more: then it may leave, and the disk keeps that it knows.
+
+        Raises:
+            WireError: it was never told of so many.
+        """
+        safe = self._inbox[sender].safe
+        if rounds > safe:
+            raise WireError(f"node {sender} confirms {rounds} rounds, only {safe} are safe here")
+        is_news = rounds > self._told.get(sender, -1)
+        self._told[sender] = max(rounds, self._told.get(sender, -1))
+        if is_last and is_news:
+            self.settle()
         self._notify()
 
     def untold(self) -> list[int]:
-        """Return the senders that have not been told that all their frames are safe here."""
+        """Return the senders that have not confirmed that all their frames are safe here."""
         return [node for node, log in self._inbox.items() if self._told.get(node, -1) < log.next]
 
     def has(self, sender: int, round_: int) -> bool:
@@ -244,12 +288,15 @@ class Journal:
         Call it with the oldest round from which this party may ever resume.
         """
         self._used = max(self._used, round_)
+        self.settle()
         for log in self._inbox.values():
             log.forget_before(self._used)
         self._forget()
 
     def close(self) -> None:
         """Close all files and let another process use the folder."""
+        with contextlib.suppress(DiskError):  # others say it again
+            self.settle()
         for log in (self._outbox, *self._inbox.values()):
             log.close()
         os.close(self._lock_file)
@@ -297,21 +344,28 @@ def _lock(folder: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        raise JournalError(
+        raise JournalInUseError(
             f"journal {folder} is in use by another process of this party, or cannot be locked "
             f"({error.strerror}); stop the other one, or use a local disk"
         ) from error
     return descriptor
 
 
-def _read_settled(folder: Path) -> dict[int, int]:
-    path = folder / _SETTLED
+def _write_counts(path: Path, counts: dict[int, int]) -> None:
+    text = json.dumps({str(node): rounds for node, rounds in counts.items()})
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise DiskError(f"{path} cannot be written ({error.strerror}); free space") from error
+
+
+def _read_counts(path: Path) -> dict[int, int]:
     if not path.exists():
         return {}
     try:
         return {int(node): int(rounds) for node, rounds in json.loads(path.read_bytes()).items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise JournalError(f"{path} cannot be read; delete it, receivers say it again") from error
+        raise JournalError(f"{path} cannot be read; delete it, others say it again") from error
 
 
 def _check_identity(folder: Path, roster_digest: bytes, node: int) -> None:

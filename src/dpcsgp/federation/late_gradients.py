@@ -10,6 +10,9 @@ So a release is made once, and put in once: after a crash turns that are on disk
 they were, and a release that no turn names is put in next. What decides is the clock and what
 others have sent, never a value; that a frame came without a gradient is told to its receivers.
 
+A version of the roster may end before a release is put in. The next one puts it in, as it is, if
+gradients may be late there too; otherwise nobody ever sees it.
+
 Legend: N hosted nodes (here one), D coordinates.
 """
 
@@ -43,10 +46,17 @@ class BackgroundGradients:
     Args:
         gradients: the private step; it must keep its releases.
         network: the party's network, whose turns say what was put in.
+        put_in_before: the last one that was put in under earlier versions of the roster.
     """
 
-    def __init__(self, gradients: PrivateGradients, network: LaggedPartyNetwork) -> None:
+    def __init__(
+        self,
+        gradients: PrivateGradients,
+        network: LaggedPartyNetwork,
+        put_in_before: int = NO_GRADIENT,
+    ) -> None:
         assert gradients.kept is not None
+        self._put_in_before = put_in_before
         self._kept, self._network = gradients.kept, network
         self.gradients = replace(gradients, oldest_needed=self.oldest_needed)
         self._begun = NO_GRADIENT
@@ -57,7 +67,15 @@ class BackgroundGradients:
 
     def oldest_needed(self, step: int) -> int:
         """Return the oldest release that a start from a checkpoint of this step may need."""
-        return self._network.turns.last_gradient_before(step) + 1
+        return self.last_put_in(step) + 1
+
+    def last_put_in(self, step: int) -> int:
+        """Return which gradient was put in last before a step, under all versions; -1: none."""
+        return max(self._put_in_before, self._network.last_gradient_before(step))
+
+    def is_played(self, step: int) -> bool:
+        """Say whether the turn of a step is on disk: it is played again, and nothing is drawn."""
+        return self._network.turn_of(step) is not None
 
     def take(self, model_ND: Tensor, step: int) -> tuple[Tensor, Sequence[bool]]:
         """Return the gradient that goes into the frame of this step, or none.
@@ -65,7 +83,7 @@ class BackgroundGradients:
         Raises:
             WaitStoppedError: the network was stopped.
         """
-        turn = self._network.turns.find(step)
+        turn = self._network.turn_of(step)
         if turn is not None:  # played again after a crash
             found = turn.gradient
         else:
@@ -86,7 +104,9 @@ class BackgroundGradients:
     def _begin(self, model_ND: Tensor, step: int) -> None:
         """Begin a gradient; one that was ready before a crash comes first."""
         self._ready, self._fresh = None, False
-        left = self._kept.steps_from(self.oldest_needed(step))
+        # A party that had gone further than its version may have releases of later steps.
+        kept = self._kept.steps_from(self.oldest_needed(step))
+        left = [number for number in kept if number <= step]
         self._begun = left[0] if left else step
         if left:
             self._ready = self._kept.find(left[0])
@@ -122,12 +142,12 @@ class BackgroundGradients:
         return release.grad_ND.to(model_ND.dtype)
 
 
-def with_late_gradients(run: Run, design: RunDesign, data: RunData) -> Run:
+def with_late_gradients(run: Run, design: RunDesign, data: RunData, put_in_before: int) -> Run:
     """Return the run of a party whose gradients may be late, if the settings say so."""
     if design.config.network.late_gradients == "wait":
         return run
     assert isinstance(run.network, LaggedPartyNetwork)
-    late = BackgroundGradients(run.gradients, run.network)
+    late = BackgroundGradients(run.gradients, run.network, put_in_before)
     # Evaluation switches modules between training and not: it gets one of its own.
     module = copy.deepcopy(design.module)
     task = data.task(module, run.network.nodes).to(design.config.run.device)

@@ -25,7 +25,7 @@ from dpcsgp.errors import ConfigError, DpcsgpError
 from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.demonstration import found_locally, free_addresses, start_party
 from dpcsgp.federation.party_folder import PartyFolder
-from dpcsgp.federation.run_place import latest_place
+from dpcsgp.federation.run_pointers import latest_place
 from dpcsgp.federation.thin_link import ThinLink
 
 SPECS: Final = ("rot:1", "none")

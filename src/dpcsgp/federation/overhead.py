@@ -27,7 +27,8 @@ from dpcsgp.errors import DpcsgpError
 from dpcsgp.federation.cards import Promise
 from dpcsgp.federation.demonstration import NAMES, found_locally, free_addresses, start_party
 from dpcsgp.federation.party_folder import PartyFolder
-from dpcsgp.federation.run_place import STATUS, latest_place
+from dpcsgp.federation.run_pointers import latest_place
+from dpcsgp.federation.status_file import STATUS
 from dpcsgp.runtime.workers import tied_command
 
 ROUND_LIMIT: Final = 1.5

@@ -5,6 +5,7 @@ A peer answers while its `party run` is up; that waits for everybody and spends 
 
 from __future__ import annotations
 
+import math
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -15,13 +16,14 @@ from typing import Final, final
 from dpcsgp.errors import ConfigError, DpcsgpError, WireError
 from dpcsgp.federation.agreement import Agreement, examine, refuse_unsupported
 from dpcsgp.federation.consent import check_own_card, require_consent
-from dpcsgp.federation.party_data import load_own_data
+from dpcsgp.federation.data_shape import DataShape, ends_of
+from dpcsgp.federation.party_data import OwnColumns, load_named_data, load_own_data
 from dpcsgp.federation.party_request import PartyRequest
 from dpcsgp.federation.party_run import own_end
-from dpcsgp.federation.party_status import read_status
 from dpcsgp.federation.peers import Neighbours, Peer
-from dpcsgp.federation.run_place import STATUS, latest_place
-from dpcsgp.federation.succession import peers_of
+from dpcsgp.federation.run_pointers import latest_place
+from dpcsgp.federation.status_file import STATUS, read_status
+from dpcsgp.federation.succession import peers_of, steps_ahead
 from dpcsgp.federation.transport import check_peer
 
 _SECONDS: Final = 5.0
@@ -31,15 +33,21 @@ _STATE_TENSORS: Final = 8  # at most so many vectors as long as the model are in
 @final
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one question: passed, failed (with a remedy), or not asked (None)."""
+    """The answer to one question: passed, failed (with a remedy), or not asked (None).
+
+    `warning`: it could not be answered by a program, and people should look at it.
+    """
 
     subject: str
     passed: bool | None
     detail: str
+    warning: bool = False
 
     @property
     def word(self) -> str:
-        """PASS, FAIL, or a dash where there was nothing to ask."""
+        """PASS, FAIL, WARN, or a dash where there was nothing to ask."""
+        if self.warning:
+            return "WARN"
         return {True: "PASS", False: "FAIL", None: "-"}[self.passed]
 
 
@@ -60,7 +68,7 @@ def check_party(request: PartyRequest, seconds: float = _SECONDS) -> Iterator[Fi
         yield Finding("roster", False, str(error))
         return
     yield Finding("roster", True, f"{roster.words}; ends {roster.ends}")
-    yield _data(request, agreement)
+    yield from _data(request, agreement)
     yield _disk(request, agreement)
     yield _listening(request)
     own = own_end(request)
@@ -76,26 +84,57 @@ def _found(subject: str, ask: Callable[[], object], detail: str) -> Finding:
     return Finding(subject, True, detail)
 
 
-def _data(request: PartyRequest, agreement: Agreement) -> Finding:
+def _data(request: PartyRequest, agreement: Agreement) -> Iterator[Finding]:
     """Hold the data against the roster, if they were named."""
-    roster, shape = request.roster, request.roster.data
-    if roster.config.task.name == "own" and request.examples.is_empty:
-        wanted = f"inputs {list(shape.input_shape)}, {shape.num_classes} classes"
-        return Finding("data", None, f"give --data FILE to have them checked: {wanted}")
-    return _found(
-        "data",
-        lambda: load_own_data(roster, request.node, request.examples, agreement.design),
-        f"inputs {list(shape.input_shape)}, as many examples as declared or fewer",
-    )
+    roster, design = request.roster, agreement.design
+    passed = f"{roster.data}; as many {roster.facts.unit}s as declared or fewer"
+    if roster.config.task.name != "own":
+        yield _found(
+            "data", lambda: load_own_data(roster, request.node, request.examples, design), passed
+        )
+        return
+    if request.examples.is_empty:
+        yield Finding("data", None, f"give --data FILE to have them checked: {roster.data}")
+        return
+    try:
+        _, columns = load_named_data(roster, request.node, request.examples, design)
+    except DpcsgpError as error:
+        yield Finding("data", False, str(error))
+        return
+    yield Finding("data", True, passed)
+    yield from _columns(roster.data, columns)
+
+
+def _columns(shape: DataShape, found: OwnColumns) -> Iterator[Finding]:
+    """Say by what the columns were compared; people look at what a program cannot."""
+    target = f"; target {', '.join(found.target)}" if found.target else ""
+    if shape.columns and found.inputs is not None:
+        yield Finding("columns", True, f"taken by name: {ends_of(found.inputs)}{target}")
+    elif shape.columns:
+        detail = (
+            "the data have no names of columns, so their order could not be compared with that of "
+            f"the roster: {ends_of(shape.columns)}; see that it is the same, or give a table with "
+            "names"
+        )
+        yield Finding("columns", None, detail, warning=True)
+    elif shape.lacks_columns:
+        names = "" if found.inputs is None else f" (here: {ends_of(found.inputs)}{target})"
+        detail = (
+            f"compared by number only{names}; see that all parties have the same columns in the "
+            "same order, or have a roster made with data.columns"
+        )
+        yield Finding("columns", None, detail, warning=True)
 
 
 def _disk(request: PartyRequest, agreement: Agreement) -> Finding:
     """Compare free space with journal, checkpoints and kept releases at their largest."""
     design, place = agreement.design, request.out or request.party.path
-    messages = (1 + len(request.roster.topology.senders_to(request.node))) * (
-        agreement.bytes_per_edge
-    )
-    kept = 2 * design.config.run.checkpoint_every + 3 * _STATE_TENSORS
+    senders = len(request.roster.topology.senders_to(request.node))
+    messages = (1 + senders) * agreement.bytes_per_edge
+    every, back = design.config.run.checkpoint_every, steps_ahead(request.roster, request.node)
+    # With lag a state has a copy per sender, and more of them stay.
+    state = _STATE_TENSORS + (senders if back else 0)
+    kept = 2 * every + back + (3 + math.ceil(back / max(every, 1))) * state
     needed = messages + 4 * design.dim * kept
     free = shutil.disk_usage(_existing(place)).free
     detail = f"{free / 1e6:,.0f} MB free, at most {needed / 1e6:,.1f} MB needed"
@@ -135,7 +174,8 @@ def _listening(request: PartyRequest) -> Finding:
 
 def _is_running(request: PartyRequest) -> bool:
     try:
-        return bool(read_status(latest_place(request.party, request.roster) / STATUS)["running"])
+        place = latest_place(request.party, request.roster.fingerprint)
+        return bool(read_status(place / STATUS)["running"])
     except ConfigError:
         return False
 
@@ -175,11 +215,6 @@ def _peer(request: PartyRequest, peer: Peer, seconds: float) -> Finding:
 
 def _explained(peer: Peer, text: str) -> str:
     """Add the remedy where the words of the library have none."""
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return (
-            f"another party, or an interceptor, answers at {peer.address}: its certificate is not "
-            f"that of {peer.name} in the roster; compare addresses and fingerprints"
-        )
     if "handshake" in text.lower() or "ssl" in text.lower() or "socket closed" in text.lower():
         return (
             f"{text}: no TLS handshake; does a proxy stand in between, or does {peer.name} have "

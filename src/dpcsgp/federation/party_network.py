@@ -22,7 +22,14 @@ from dpcsgp.errors import ConfigError, JournalError, WaitStoppedError
 from dpcsgp.federation.archive import Archive, Ended
 from dpcsgp.federation.journal import Journal
 from dpcsgp.federation.notice_board import NoticeBoard
-from dpcsgp.federation.peers import Neighbours, Peer, PeerStatus, Self, StatusBoard
+from dpcsgp.federation.peers import (
+    Neighbours,
+    Peer,
+    PeerStatus,
+    Self,
+    StatusBoard,
+    missing_in_the_end,
+)
 from dpcsgp.federation.transport import Transport
 from dpcsgp.federation.transport_ends import Desk, Timing
 from dpcsgp.graphs import Topology
@@ -32,8 +39,14 @@ from dpcsgp.network.traffic import Traffic
 from dpcsgp.runtime.memory import return_freed_memory
 
 _GLANCE_SECONDS = 1.0  # between looks at patience and at a request to stop, while waiting
-_FAREWELL_SECONDS = 10.0  # for senders that are to be told that nothing is missing
+_FAREWELL_SECONDS = 10.0  # for receivers that may still ask whether their last word was heard
+_ABSENT_SECONDS = 120.0  # without a sign of life of a sender that is to hear the last word
+_COURTESY_SECONDS = 300.0  # in all, also for senders that speak and do not confirm it
 _SAY_SECONDS = 60.0  # between log lines about one wait
+_FAREWELL = (
+    "this party's part is done; {} may not know that all messages have come, and is waited for a "
+    "few minutes at most. Ctrl-C ends this now, and nothing is lost"
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -85,7 +98,8 @@ class PartyNetwork(Mixer):
         self.traffic = Traffic.of(topology, self.nodes)
         self._own, self._steps, self._patience = own, steps, patience
         self._size_of_round = size_of_round
-        self._neighbours = Neighbours.of(own, peers, topology)
+        known = list(peers)
+        self._neighbours = Neighbours.of(own, known, topology)
         self._status = StatusBoard(peer.node for peer in self._neighbours.all())
         self._failure: JournalError | None = None
         self._stopped = False
@@ -116,6 +130,8 @@ class PartyNetwork(Mixer):
             notices=notices,
             over=over or {},
             ended="" if ended is None else ended.text,
+            waiting=lambda: missing_in_the_end(self.waiting_for, self.status(), own.name),
+            names=frozenset(peer.name for peer in known),
         )
         self._archived: list[Desk] = []
         try:
@@ -204,8 +220,9 @@ class PartyNetwork(Mixer):
     def finish(self, say: Callable[[str], None] = lambda text: None) -> None:
         """Wait until every receiver has all own frames on its disk; then this party may leave.
 
-        Senders that are connected are told that theirs are safe here; others may have left
-        because they know, so they are waited for a few seconds only.
+        It also stays until its senders have confirmed that theirs are safe here: whoever is not
+        told waits for this party in vain. Who gives no sign of life for two minutes may have left
+        because it knows, and who does not confirm within five is not waited for either.
 
         Args:
             say: told once how to end a wait that is not short. A party that was killed before the
@@ -216,8 +233,30 @@ class PartyNetwork(Mixer):
             WaitStoppedError: `stop` was called.
         """
         self._wait(self._journal.unacknowledged, "the last acknowledgement", say)
+        started, told = time.monotonic(), False
         with self._journal.changed:
-            self._journal.changed.wait_for(lambda: not self._journal.untold(), _FAREWELL_SECONDS)
+            # A stop ends this wait at once: the own part is done.
+            while (unsure := self._unsure(started)) and not self._stopped:
+                self.waiting_for = tuple(peer.name for peer in unsure)
+                if not told and time.monotonic() - started > _FAREWELL_SECONDS:
+                    told = True
+                    say(_FAREWELL.format(", ".join(self.waiting_for)))
+                self._journal.changed.wait(_GLANCE_SECONDS)
+        self.waiting_for = ()
+
+    def _unsure(self, started: float) -> list[Peer]:
+        """Return the neighbours of whom it is not sure that they know all and may still ask."""
+        now, limit = time.monotonic(), min(_ABSENT_SECONDS, self._patience or _ABSENT_SECONDS)
+        if now - started > _COURTESY_SECONDS:
+            return []
+        senders = [
+            self._neighbours.senders[node]
+            for node in self._journal.untold()
+            if now - max(started, self._status.silent_since(node)) < limit
+        ]
+        # After a restart the disk may know more than the receivers do.
+        receivers = self._journal.unanswered() if now - started < _FAREWELL_SECONDS else []
+        return [*senders, *receivers]
 
     def gather_values(self, name: str, value: Any) -> list[Any]:
         """Return what this party can know of everybody's values without a common store.
@@ -300,7 +339,7 @@ class PartyNetwork(Mixer):
 
         `advise` is told once how the last of all waits can be ended.
         """
-        started = said = self._waiting_since = time.monotonic()
+        started = said = kept = self._waiting_since = time.monotonic()
         returned = False
         with self._journal.changed:
             while absent := missing():
@@ -314,6 +353,9 @@ class PartyNetwork(Mixer):
                     said = time.monotonic()
                     _LOG.info("waiting for %s of %s", what, ", ".join(self.waiting_for))
                 idle = not self._journal.changed.wait(_GLANCE_SECONDS)
+                if time.monotonic() - kept > _GLANCE_SECONDS:
+                    kept = time.monotonic()
+                    self._journal.settle()  # who is waited for may have ended, or this one may
                 if idle and not returned:
                     return_freed_memory()
                     returned = True

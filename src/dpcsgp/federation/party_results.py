@@ -36,7 +36,16 @@ def _own_part(
     rounds = prepared.rounds
     made = rounds.made(run.network.traffic.rounds)
     given = gradients_heard(run, progress.state)
-    heard = contributions(roster, node, made, rounds.end, rounds.first, given)
+    heard = contributions(
+        roster,
+        node,
+        made,
+        rounds.end,
+        rounds.first,
+        given,
+        polished=rounds.until is None,
+        settled=not prepared.request.cut,
+    )
     parts = [asdict(each) for each in heard]
     return {
         "party": roster.parties[node].name,

@@ -6,12 +6,13 @@ released before every receiver has said what it holds from this party.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from dpcsgp.errors import ConfigError, JournalInUseError
 from dpcsgp.federation.agreement import examine
 from dpcsgp.federation.archive import Ended
 from dpcsgp.federation.consent import require_consent
@@ -26,7 +27,15 @@ from dpcsgp.federation.party_results import write_results
 from dpcsgp.federation.party_status import StatusKeeper
 from dpcsgp.federation.party_steps import Gate, to_the_end
 from dpcsgp.federation.peers import Self
-from dpcsgp.federation.run_place import JOURNAL, STATUS, home_of, open_place, previous_roster
+from dpcsgp.federation.run_place import (
+    JOURNAL,
+    home_of,
+    open_place,
+    previous_roster,
+    released_steps,
+    spent_in,
+)
+from dpcsgp.federation.status_file import STATUS, read_status
 from dpcsgp.federation.status_page import StatusPage, opened_page
 from dpcsgp.federation.succession import (
     archives_of,
@@ -36,14 +45,15 @@ from dpcsgp.federation.succession import (
     over_here,
     peers_of,
     refuse_wrong_history,
+    steps_ahead,
 )
-from dpcsgp.federation.version_start import book_lost, keep_start, starts_of
+from dpcsgp.federation.version_start import book_lost, keep_start, put_in_before, starts_of
 from dpcsgp.records.ending import Ending
 from dpcsgp.records.trackers import Trackers, check_trackers
 from dpcsgp.runs.build import build_run
 from dpcsgp.runs.design import check_device
-from dpcsgp.runs.folder import ResultsFolder
-from dpcsgp.runs.wording import first_metric
+from dpcsgp.runs.folder import ResultsFolder, write_classes
+from dpcsgp.runs.user_data import UserData
 from dpcsgp.runtime.session import NO_HOOKS, Hooks, OnRow, Outcome, also_tracked, write_page
 from dpcsgp.runtime.signals import StopSignal
 from dpcsgp.training import Run
@@ -87,20 +97,22 @@ def run_party(prepared: PreparedParty, folder: ResultsFolder, hooks: Hooks = NO_
     """
     reporter, config = hooks.reporter, prepared.design.config
     reporter.plan(prepared.design)
+    if isinstance(prepared.data, UserData):
+        write_classes(folder.path, prepared.data.classes)
     trackers = Trackers(config.run.trackers, folder.path, folder.run_id, config.flat())
     on_row = also_tracked(hooks.on_start(folder.path), trackers)
     # The page before anything else: a port in use is refused before anybody is called.
     with trackers, opened_page(prepared.request.page) as shown:
         if shown is not None:
             reporter.say(f"status page: {shown.url}")
+        if text := _other_address(prepared.request):
+            reporter.say(text)
         # A version before this one comes first, as far as it goes.
         outcome = _finish_previous(prepared, folder, hooks, on_row, shown)
         if outcome is None:
             outcome = _run_version(prepared, folder, hooks, on_row, shown)
         trackers.close(outcome.progress.stopped_because)
-    # Without public test data nothing is measured, and there is nothing to draw.
-    measured, _ = first_metric(outcome.run.recorder.rows[-1])
-    page = write_page(folder.path) if hooks.write_page and measured else None
+    page = write_page(folder.path) if hooks.write_page else None
     reporter.outcome(outcome.summary, folder.path, page)
     return outcome
 
@@ -116,8 +128,13 @@ def _run_version(
     reporter, roster, node = hooks.reporter, prepared.request.roster, prepared.request.node
     book_lost(folder, roster, node, prepared.design.config)
     board = notice_board(home_of(folder.path, roster), roster, node, prepared.design)
-    with closing(open_network(prepared, folder.path, board)) as network:
+    with _saying_who_runs(prepared, folder.path):
+        opened = open_network(prepared, folder.path, board)
+    with closing(opened) as network:
         keeper = StatusKeeper(folder.path / STATUS, roster, network, node, prepared.rounds)
+        # A start that has no step left to make tells what was spent, too.
+        delta = roster.parties[node].promised.delta
+        keeper.releases, keeper.epsilon = spent_in(folder.path, delta)
         if shown is not None:
             keeper.page = shown.url
             shown.show(lambda: keeper.latest)
@@ -167,7 +184,9 @@ def _finish_previous(
     reached = progress.state.step >= old.rounds.last_step
     if outcome.stop_asked or progress.ending is Ending.DIVERGED or not (reached or cut):
         return outcome
-    keep_start(starts, roster, outcome.run.algorithm.model(progress.state), progress, outcome.run)
+    ahead = [step for step in released_steps(folder.path) if step >= roster.history[-1].steps]
+    model_ND = outcome.run.algorithm.model(progress.state)
+    keep_start(starts, roster, model_ND, progress, outcome.run, ahead)
     return None
 
 
@@ -191,16 +210,47 @@ def open_network(
         config.algorithm.steps,
         request.patience_seconds,
     )
-    if config.network.max_lag:  # its rosters have no versions: see `agreement.refuse_unsupported`
-        return LaggedPartyNetwork(*words, max_lag=config.network.max_lag, notices=board)
     until = request.until
-    return PartyNetwork(
+    archives = archives_of(request.party, rounds, results, request.model)
+    over = over_here(request.roster)
+    ended = Ended(moved_on(until), rounds.end - rounds.shift) if until else None
+    if not config.network.max_lag:
+        return PartyNetwork(*words, notices=board, archives=archives, over=over, ended=ended)
+    return LaggedPartyNetwork(
         *words,
+        max_lag=config.network.max_lag,
         notices=board,
-        archives=archives_of(request.party, rounds, results, request.model),
-        over=over_here(request.roster),
-        ended=Ended(moved_on(until), rounds.end - rounds.shift) if until else None,
+        archives=archives,
+        over=over,
+        ended=ended,
+        first=rounds.first,
+        hands_over=request.roster.hands_over,
     )
+
+
+@contextmanager
+def _saying_who_runs(prepared: PreparedParty, results: Path) -> Iterator[None]:
+    """Where the journal is in use, say which version runs here, in which process."""
+    request = prepared.request
+    wanted = request.until or request.roster
+    try:
+        yield
+    except JournalInUseError as error:
+        try:
+            found = read_status(results / STATUS)
+        except ConfigError:
+            raise error from None
+        if not found["running"]:
+            raise
+        again = (
+            "stop it with Ctrl-C, then run this line again"
+            if found["version"] < wanted.version
+            else "leave it alone, it need not be started twice (`dpcsgp party status` shows it)"
+        )
+        raise JournalInUseError(
+            f"version {found['version']} of this federation is running here (pid {found['pid']}); "
+            + again
+        ) from None
 
 
 def _pairs(
@@ -217,8 +267,25 @@ def own_end(request: PartyRequest) -> Self:
     """Return this party as its own network sees it."""
     card = request.party.card
     listen = None if card.address is None else request.listen or card.address
-    certificate = card.certificate_pem.encode()
-    return Self(request.node, card.name, request.party.key_pem(), certificate, listen)
+    certificate, key, roster = (
+        card.certificate_pem.encode(),
+        request.party.key_pem(),
+        request.roster,
+    )
+    is_new = bool(roster.history) and card.name not in roster.history[-1].parties
+    hint = "a party that still runs an earlier version of the roster cannot know this one"
+    return Self(request.node, card.name, key, certificate, listen, hint if is_new else "")
+
+
+def _other_address(request: PartyRequest) -> str:
+    """Say that the others call another address than the one listened on; "": they do not."""
+    called, listen = request.party.card.address, request.listen
+    if called is None or listen in (None, called):
+        return ""
+    return (
+        f"listening on {listen}; the others call {called}, the address on this party's card: "
+        "calls have to be forwarded from there"
+    )
 
 
 def _stopper(say: Callable[[str], None], network: PartyNetwork) -> Callable[[str], None]:
@@ -244,13 +311,17 @@ def _built(
         prepared.data,
         network,
         folder,
+        checkpoint_reach=steps_ahead(prepared.request.roster, prepared.request.node),
         keep_all_releases=True,
         partners=pairs,
+        is_promised=True,
         on_row=on_row,
     )
     every, shift = prepared.design.config.algorithm.gossip_every, prepared.rounds.shift
+    roster = prepared.request.roster
+    before = put_in_before(starts_of(folder, roster, prepared.design.config), roster)
     return replace(
-        with_late_gradients(run, prepared.design, prepared.data),
+        with_late_gradients(run, prepared.design, prepared.data, before),
         hosts_all=False,
         on_saved=lambda oldest: network.forget_before(oldest // every - shift),
     )

@@ -18,28 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, final
 
-from dpcsgp.errors import ConfigError
 from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.rounds import Rounds
+from dpcsgp.federation.status_file import FORMAT, waited_for
 from dpcsgp.records.metrics import plain
 from dpcsgp.runs.wording import Standing, first_metric
 
-FORMAT: Final = 1
-STALE_SECONDS: Final = 6.0
-# What a party may be doing; the last three are ends.
-PHASES: Final = (
-    "starting",
-    "beginning the version",
-    "meeting the others",
-    "training",
-    "polishing",
-    "handing over",
-    "ended",
-    "interrupted",
-    "failed",
-)
-OVER: Final = PHASES[-3:]
 _PAUSE: Final = 1.0
 _SHORT_WAIT: Final = 3.0  # not worth a line
 _SAY_SECONDS: Final = 60.0  # between log lines about rounds
@@ -84,6 +69,7 @@ class StatusKeeper:
         phase: what the party is doing.
         standing: where it stands; None before the first step.
         releases: noised gradients in the ledger.
+        epsilon: of these when this start began: what is told before the first step.
         rows: evaluations on public test data, oldest first.
         page: address of the page that shows this; empty: none.
         latest: the facts as they were told last: for whoever serves them, never changed.
@@ -98,6 +84,7 @@ class StatusKeeper:
     phase: str = "starting"
     standing: Standing | None = None
     releases: int = 0
+    epsilon: float = 0.0
     rows: Sequence[Mapping[str, Any]] = ()
     page: str = ""
     latest: Mapping[str, Any] = field(default_factory=dict)
@@ -160,7 +147,7 @@ class StatusKeeper:
             "scored_at": standing.scored_at if standing else 0,
             "curve": thinned(score_curve(self.rows), _MOST_POINTS),
             "releases": self.releases,
-            "epsilon": standing.epsilon if standing else 0.0,
+            "epsilon": standing.epsilon if standing else self.epsilon,
             "epsilon_budget": promise.epsilon,
             "max_colluders": self.roster.config.privacy.max_colluders,
             "delta": promise.delta,
@@ -195,6 +182,7 @@ class StatusKeeper:
                     "bytes_in": known.bytes_in,
                     "bytes_out": known.bytes_out,
                     "problem": known.problem,
+                    "waits_for": list(known.waits_for),
                 }
             )
         return entries
@@ -221,15 +209,23 @@ class StatusKeeper:
             goes_on = names and before and set(names) <= set(before)
             self._waits = (names, since if goes_on else time.monotonic())
         elif names and time.monotonic() - since > _SHORT_WAIT:
-            self.on_wait(names)
+            self.on_wait(self._described(names))
             self._say_wait(names)
         if not names:
             self._say_wait(())
 
+    def _described(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Say of whoever is waited for whom that party waits for in turn."""
+        known = self.network.status()
+        return tuple(
+            waited_for(name, known[name].waits_for if name in known else ()) for name in names
+        )
+
     def _say_wait(self, names: tuple[str, ...]) -> None:
-        """Log a wait when it begins and when it is over."""
+        """Log a wait when it begins and when it is over, not whenever a neighbour says more."""
         if names != self._logged_wait:
-            log.info("waiting for %s", ", ".join(names)) if names else log.info("nobody is missing")
+            shown = ", ".join(self._described(names))
+            log.info("waiting for %s", shown) if names else log.info("nobody is missing")
             self._logged_wait = names
 
     def _write(self) -> None:
@@ -241,23 +237,6 @@ class StatusKeeper:
             os.replace(draft, self.path)
         except OSError as error:
             log.warning("the status file cannot be written: %s", error.strerror)
-
-
-def read_status(path: Path) -> dict[str, Any]:
-    """Return the last status of a party; `running` and `age` say whether it is news.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist: the party has not been started yet") from None
-    except ValueError:
-        raise ConfigError(f"{path} cannot be read; is it a status file?") from None
-    age = max(time.time() - found["updated"], 0.0)
-    over = found["phase"] in OVER
-    return {**found, "age": age, "running": not over and age < STALE_SECONDS}
 
 
 def score_curve(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:

@@ -11,15 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import final
 
+from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
 from dpcsgp.errors import ConfigError, WaitStoppedError, WireError
-from dpcsgp.federation.late_gradients import lateness
+from dpcsgp.federation.late_gradients import BackgroundGradients, lateness
 from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.party_pairs import PartyPairs
 from dpcsgp.federation.party_request import PreparedParty, leaves
 from dpcsgp.federation.party_status import StatusKeeper
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.rounds import Rounds
-from dpcsgp.federation.succession import peers_of, refuse_later_frames
+from dpcsgp.federation.succession import peers_of, refuse_later_frames, remedy_of_round
 from dpcsgp.federation.version_start import begin_version, starts_of
 from dpcsgp.records.checkpoint import Checkpoint
 from dpcsgp.records.ending import Ending, Stop
@@ -28,7 +29,7 @@ from dpcsgp.runs.wording import standing, standing_at
 from dpcsgp.runtime.reporting import ShowStanding
 from dpcsgp.runtime.session import newest_checkpoint
 from dpcsgp.runtime.signals import StopSignal
-from dpcsgp.training import Progress, Run, train
+from dpcsgp.training import Progress, Run, record, train
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +67,7 @@ class Gate:
         """Return whether to stop before this step."""
         if self._next_version_begins(step):
             return Stop.PAUSE
-        kept = self.run.gradients.kept
-        if not self.met and kept is not None and not kept.steps_from(step):
+        if not self.met and not self._is_made(step):
             self._meet(step)
         wanted = self.stop.is_set(step)
         if wanted is Stop.FINISH:
@@ -80,11 +80,17 @@ class Gate:
 
     def _next_version_begins(self, step: int) -> bool:
         """Say whether the version ends here: as planned, or where no release is left to be used."""
-        rounds, kept = self.prepared.rounds, self.run.gradients.kept
+        rounds = self.prepared.rounds
         if rounds.until is None:
             return False
-        used_up = kept is not None and step not in kept.steps_from(step)
-        return step >= rounds.last_step or (self.prepared.request.cut and used_up)
+        return step >= rounds.last_step or (self.prepared.request.cut and not self._is_made(step))
+
+    def _is_made(self, step: int) -> bool:
+        """Say whether nothing has to be drawn for a step: an earlier start has seen to it."""
+        late, kept = self.run.late, self.run.gradients.kept
+        if isinstance(late, BackgroundGradients):
+            return late.is_played(step)
+        return kept is not None and step in kept.steps_from(step)
 
     def _meet(self, step: int) -> None:
         """Wait until every receiver has said what it holds, and all partners have told a key."""
@@ -123,7 +129,11 @@ def to_the_end(folder: ResultsFolder, gate: Gate, show: ShowStanding) -> Progres
         if stopped is not None:
             return stopped
     progress = _trained(gate, rounds, show)
-    if leaves(request) and progress.state.step == rounds.last_step:
+    cut_off = rounds.until is not None and progress.state.step == rounds.last_step
+    waits = cut_off and not request.cut and progress.ending is Ending.INTERRUPTED
+    if waits and not _settled(gate, progress):
+        return progress
+    if leaves(request) and cut_off:
         progress.ending = Ending.COMPLETED
         progress.detail = f": left after round {rounds.end}, as the roster says"
     if progress.ending is Ending.COMPLETED:
@@ -151,6 +161,27 @@ def _trained(gate: Gate, rounds: Rounds, show: ShowStanding) -> Progress:
         progress = train(run, watch, gate, _checkpoint_before(run, rounds))
     keeper.standing = standing(run, progress)  # with the last evaluation
     return progress
+
+
+def _settled(gate: Gate, progress: Progress) -> bool:
+    """Take what is under way when a version ends before its plan; say whether all of it came.
+
+    Checkpoints of the version are left as they are: it may end at another round after all.
+    """
+    run, network = gate.run, gate.network
+    if not isinstance(run.algorithm, LaggedDPCSGP):  # in step nothing is
+        return True
+    gate.keeper.phase = "ending the version"
+    try:
+        with _naming_parties(gate.keeper.roster):
+            progress.state = run.algorithm.settle(progress.state, network, run.public)
+    except WaitStoppedError:
+        names = ", ".join(network.waiting_for)
+        progress.detail = f": the last messages of {names} before the next version have not come"
+        return False
+    run.recorder.keep_until(progress.state.step)
+    record(run, progress, final=True)
+    return True
 
 
 @contextmanager
@@ -181,8 +212,10 @@ def _checkpoint_before(run: Run, rounds: Rounds) -> Checkpoint | None:
         return newest
     steps = [s for s in run.checkpoints.complete_steps() if s <= rounds.last_step]
     if not steps:
+        made, every = newest.step, rounds.design.config.algorithm.gossip_every
         raise ConfigError(
-            f"this party has made step {newest.step} already, and the next version of the roster "
-            f"begins after step {rounds.last_step}; have it amended with a later --at-round"
+            f"this party has made step {made} already, and the next version of the roster begins "
+            f"after step {rounds.last_step} (round {rounds.end}); "
+            + remedy_of_round(rounds.roster, run.network.nodes[0], -(-made // every))
         )
     return run.checkpoints.load(steps[-1])

@@ -50,6 +50,8 @@ class Self:
         key_pem: its private key, PEM without a password; it stays in this process.
         certificate_pem: its certificate, as the roster has it.
         listen: HOST:PORT to listen on, and nowhere else; None: this party only calls out.
+        hint: what may be wrong where a neighbour that was never heard closes a line; "": nothing
+            that is known.
     """
 
     node: int
@@ -57,6 +59,7 @@ class Self:
     key_pem: bytes = field(repr=False)
     certificate_pem: bytes
     listen: str | None
+    hint: str = ""
 
 
 class Method(Enum):
@@ -133,6 +136,7 @@ class PeerStatus:
         bytes_in: bytes that came from it since the start of this process.
         bytes_out: bytes that went to it since the start of this process.
         problem: what went wrong last, "" once all is well again.
+        waits_for: parties that keep it waiting, as it says.
     """
 
     lines: int = 0
@@ -142,6 +146,7 @@ class PeerStatus:
     bytes_in: int = 0
     bytes_out: int = 0
     problem: str = ""
+    waits_for: tuple[str, ...] = ()
 
     @property
     def connected(self) -> bool:
@@ -189,7 +194,7 @@ class StatusBoard:
         """Note that such a call has ended; one that lasted has worked."""
         with self._lock:
             now = self._status[node]
-            self._status[node] = replace(now, lines=now.lines - 1)
+            self._status[node] = replace(now, lines=now.lines - 1, waits_for=())
             if lasted:
                 self._forget_said(node)
 
@@ -214,12 +219,19 @@ class StatusBoard:
             now = self._status[node]
             if received > now.received or acknowledged > now.acknowledged:
                 self._forget_said(node)
+            if received > now.received:  # it goes on
+                now = replace(now, waits_for=())
             self._status[node] = replace(
                 now,
                 received=max(now.received, received),
                 acknowledged=max(now.acknowledged, acknowledged),
                 problem="",
             )
+
+    def waits(self, node: int, names: tuple[str, ...]) -> None:
+        """Note whom this neighbour waits for, as it says."""
+        with self._lock:
+            self._status[node] = replace(self._status[node], waits_for=names)
 
     def trouble(self, node: int, text: str, line: Method = Method.HELLO) -> bool:
         """Note what went wrong with this neighbour; return whether that is to be logged."""
@@ -243,3 +255,20 @@ class StatusBoard:
     def _forget_said(self, node: int) -> None:
         for line in Method:
             self._said.pop((node, line), None)
+
+
+def missing_in_the_end(
+    waited_for: Iterable[str], known: Mapping[str, PeerStatus], own: str
+) -> tuple[str, ...]:
+    """Return whom those that are waited for wait for, and themselves where they do not.
+
+    Args:
+        waited_for: names of parties, neighbours or not.
+        known: what each neighbour has said.
+        own: the name of this party, which waits for itself least of all.
+    """
+    found = dict[str, None]()
+    for name in waited_for:
+        behind = known[name].waits_for if name in known else ()
+        found.update(dict.fromkeys(each for each in behind or (name,) if each != own))
+    return tuple(found)

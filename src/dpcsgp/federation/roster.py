@@ -23,9 +23,11 @@ from dpcsgp.algorithms.methods import METHODS
 from dpcsgp.config import Config, make_config
 from dpcsgp.errors import ConfigError, TopologyError
 from dpcsgp.federation.cards import Card
+from dpcsgp.federation.data_shape import DataShape
 from dpcsgp.federation.files import Fields, canonical, parse_table, read_text, toml_lines
 from dpcsgp.federation.history import Chapter, check_history, spent_by, take_history
 from dpcsgp.federation.roster_checks import (
+    check_data,
     check_names,
     check_parties,
     check_settings,
@@ -43,36 +45,11 @@ FORMAT: Final = 1
 MOST_PARTIES: Final = 256
 # Settings that follow from the cards.
 FROM_CARDS: Final = ("privacy.epsilon", "privacy.delta", "graph.num_nodes")
-# A setting of `dpcsgp.train` alone.
-_OF_SCRIPTS: Final = "privacy.max_rows_per_unit"
+# Left out where it is 0, so that rosters of single examples have the fingerprint they always had.
+_OF_PERSONS: Final = ("privacy", "max_rows_per_unit")
 LISTED: Final = "roster"  # graph.edges_file of a graph whose edges stand in the roster itself
 # Not of a federation: how a plan is tried beforehand.
 NOT_SHARED: Final = "simulation"
-_MOST_INPUTS: Final = 10**8
-
-
-@final
-@dataclass(frozen=True)
-class DataShape:
-    """What every party's examples look like: inputs of one shape, targets 0 to num_classes - 1."""
-
-    input_shape: tuple[int, ...]
-    num_classes: int
-
-    @classmethod
-    def take(cls, fields: Fields) -> DataShape:
-        """Take the two fields, and refuse what is left over."""
-        sides = fields.listed("input_shape", most=4)
-        for side in sides:
-            if not isinstance(side, int) or isinstance(side, bool) or not 1 <= side <= _MOST_INPUTS:
-                raise fields.wrong("input_shape", sides, "whole numbers above 0, such as [30]")
-        shape = cls(tuple(sides), fields.whole("num_classes", 2, 10**6))
-        fields.end()
-        return shape
-
-    def content(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {"input_shape": list(self.input_shape), "num_classes": self.num_classes}
 
 
 @final
@@ -106,6 +83,7 @@ class Roster:
         check_parties(self.parties, self.ends)
         self._check_history()
         check_settings(self.config)
+        check_data(self.config, self.data)
         promises = [card.promised for card in self.parties]
         budgets = [self.config.privacy.epsilon, self.config.privacy.delta]
         assert budgets == [[p.epsilon for p in promises], [p.delta for p in promises]]
@@ -174,7 +152,8 @@ class Roster:
     def facts(self) -> Facts:
         """What is public about the data."""
         sizes = tuple(card.promised.num_examples for card in self.parties)
-        return Facts(self.data.input_shape, self.data.num_classes, sizes)
+        unit = "person" if self.config.privacy.max_rows_per_unit else "example"
+        return Facts(self.data.packed_shape, self.data.num_classes, sizes, unit=unit)
 
     def node_of(self, name: str) -> int:
         """Return the node of a party, or refuse a name that is not on the roster."""
@@ -228,7 +207,7 @@ class Roster:
             f"ends = {self.ends.isoformat()}",
             "edges = [",
             *(f'  ["{sender}", "{receiver}"],' for sender, receiver in content["edges"]),
-            *("]", "", "[data]", *toml_lines(content["data"])),
+            *("]", "", "[data]", *self.data.lines()),
         ]
         for section, values in content["settings"].items():
             lines += ["", f"[settings.{section}]", *toml_lines(values)]
@@ -271,7 +250,9 @@ class Roster:
 
 def shared_settings(config: Config) -> dict[str, dict[str, Any]]:
     """Return the settings that a roster holds, by section."""
-    left_out = {*MACHINE_SETTINGS, *FROM_CARDS, _OF_SCRIPTS}
+    left_out = {*MACHINE_SETTINGS, *FROM_CARDS}
+    if not config.privacy.max_rows_per_unit:
+        left_out.add(".".join(_OF_PERSONS))
     values = config.model_dump(mode="json")
     return {
         section: {key: value for key, value in table.items() if f"{section}.{key}" not in left_out}
@@ -290,11 +271,6 @@ def complete_settings(values: Mapping[str, Any], cards: Sequence[Card]) -> Confi
             f"algorithm.name = {str(name)[:60]!r}: a federation runs the package's own methods "
             f"only: {', '.join(method for method in METHODS if METHODS[method].sends)}"
         )
-    if sections.get("privacy", {}).get("max_rows_per_unit"):
-        raise ConfigError(
-            f"{_OF_SCRIPTS}: files of parties do not say whose a row is, so every example is its "
-            "own unit; leave it out, or train with dpcsgp.train(..., unit=...)"
-        )
     promises = [card.promised for card in cards]
     privacy, graph = sections.setdefault("privacy", {}), sections.setdefault("graph", {})
     privacy["epsilon"] = [promise.epsilon for promise in promises]
@@ -309,7 +285,8 @@ def _take_settings(values: Any, cards: Sequence[Card], where: str) -> Config:
     given: dict[str, dict[str, Any]] = {}
     for section, known in shared_settings(Config()).items():
         table = tables.table(section)
-        given[section] = {key: table.take(key) for key in known}
+        optional = [key for key in (_OF_PERSONS[1],) if section == _OF_PERSONS[0]]
+        given[section] = {key: table.take(key) for key in (*known, *filter(table.has, optional))}
         table.end()
     tables.end()
     if given["graph"]["name"] == "edges":

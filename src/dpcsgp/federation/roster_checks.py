@@ -10,6 +10,7 @@ from typing import Any, Final
 from dpcsgp.config import Config
 from dpcsgp.errors import ConfigError
 from dpcsgp.federation.cards import Card
+from dpcsgp.federation.data_shape import CROSS_ENTROPY, DataShape
 
 # Settings of a task whose data are the parties' own.
 OWN_DATA: Final = {"features": "none", "partition": "own"}
@@ -40,6 +41,12 @@ def check_settings(config: Config) -> None:
                 f'task.{key} = {given!r}: for task.name = "own" every party brings its data ready '
                 f"for the model; leave task.{key} out"
             )
+    if config.privacy.max_rows_per_unit and config.task.name != "own":
+        raise ConfigError(
+            f"privacy.max_rows_per_unit = {config.privacy.max_rows_per_unit}: the data set "
+            f'"{config.task.name}" does not say whose a row is; leave it out, or have a roster '
+            'made with task.name = "own", for which every party gives --unit'
+        )
     if not config.run.checkpoint_every:
         raise ConfigError(
             "run.checkpoint_every = 0: a party that was stopped goes on from its last checkpoint; "
@@ -52,6 +59,16 @@ def check_settings(config: Config) -> None:
     for field in _BOUNDED:
         if (value := config.flat()[field]) > _MOST_STEPS:
             raise ConfigError(f"{field} = {value}: expected at most {_MOST_STEPS:,}")
+
+
+def check_data(config: Config, data: DataShape) -> None:
+    """Refuse settings that contradict what the examples look like."""
+    weights = config.task.class_weights
+    if weights and data.loss != CROSS_ENTROPY:
+        raise ConfigError(
+            f'task.class_weights = {list(weights)} with data.loss = "{data.loss}": only '
+            '"cross_entropy" has weights of classes; leave them out'
+        )
 
 
 def check_parties(cards: Sequence[Card], ends: datetime.date) -> None:

@@ -24,18 +24,18 @@ from dpcsgp.errors import ConfigError
 from dpcsgp.federation.differences import differences
 from dpcsgp.federation.party_folder import PartyFolder
 from dpcsgp.federation.roster import Roster
+from dpcsgp.federation.run_pointers import RUNS, SHORT, pointer_of, read_pointer
+from dpcsgp.federation.turn_log import TURNS
+from dpcsgp.privacy import composed_epsilon
 from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.records.files import write_atomically
 from dpcsgp.runs.folder import ResultsFolder, refuse_changed_settings, refuse_taken
 from dpcsgp.runtime.process_agreement import MACHINE_SETTINGS
 
-RUNS: Final = "runs"
 JOURNAL: Final = "journal"
 NOTICES: Final = "journal/notices.json"
-STATUS: Final = "status.json"
 ROSTER: Final = "federation.toml"
 START: Final = "start"  # in the folder of a later version: the models it began with
-_SHORT: Final = 16  # hexadecimal digits in names of folders
 
 
 def finished_summary(folder: ResultsFolder, roster: Roster) -> dict[str, Any] | None:
@@ -57,13 +57,16 @@ def open_place(
         out: the results folder; None: inside of the party's folder.
         config: settings of this start.
 
+    Returns:
+        The folder, with an absolute path.
+
     Raises:
         ConfigError: the run began in another folder or with other settings, or its folder is gone.
     """
-    own, pointer = _pointer(party, roster.fingerprint), _known_pointer(party, roster)
+    own, pointer = pointer_of(party, roster.fingerprint), _known_pointer(party, roster)
     if pointer is None:
         _refuse_lost(party, roster)
-        begun = _begin(own, roster, out or own.with_suffix(""), config)
+        begun = _begin(own, roster, (out or own.with_suffix("")).resolve(), config)
         return _of_version(begun, party, roster, config)
     folder = _found(pointer, out, config)
     if pointer != own:
@@ -73,8 +76,8 @@ def open_place(
 
 def _found(pointer: Path, out: Path | None, config: Config) -> ResultsFolder:
     """Return the folder that a pointer names, or where it was moved to."""
-    begun = _read(pointer)
-    path = out or Path(begun["folder"])
+    begun = read_pointer(pointer)
+    path = out.resolve() if out is not None else Path(begun["folder"])
     if not (path / "environment.json").exists() and path != Path(begun["folder"]):
         raise ConfigError(
             f"--out {path}: this party's run of this roster is in {begun['folder']}, with its "
@@ -100,7 +103,7 @@ def home_of(path: Path, roster: Roster) -> Path:
 def known_place(party: PartyFolder, roster: Roster, out: Path | None = None) -> Path | None:
     """Return the results folder in which a roster was run or would go on; None: there is none."""
     pointer = _known_pointer(party, roster)
-    return None if pointer is None else out or Path(_read(pointer)["folder"])
+    return None if pointer is None else out or Path(read_pointer(pointer)["folder"])
 
 
 def has_begun(path: Path, roster: Roster) -> bool:
@@ -110,12 +113,22 @@ def has_begun(path: Path, roster: Roster) -> bool:
 
 def previous_roster(party: PartyFolder, roster: Roster, out: Path | None = None) -> Roster | None:
     """Return the version before a roster, as this party has run it; None: it has not."""
-    pointer = _pointer(party, roster.history[-1].fingerprint) if roster.history else None
+    pointer = pointer_of(party, roster.history[-1].fingerprint) if roster.history else None
     if pointer is None or not pointer.exists():
         return None
-    wanted = roster.history[-1].fingerprint
-    rosters = _rosters_in(out or Path(_read(pointer)["folder"]))
-    return next((found for found in rosters if found.fingerprint == wanted), None)
+    return roster_in(out or Path(read_pointer(pointer)["folder"]), roster.history[-1].fingerprint)
+
+
+def roster_in(path: Path, fingerprint: str) -> Roster | None:
+    """Return the version of this fingerprint that was run in a results folder; None: none was."""
+    rosters = _rosters_in(path)
+    return next((found for found in rosters if found.fingerprint == fingerprint), None)
+
+
+def turns_in(path: Path, roster: Roster) -> int:
+    """Return how many rounds of a version the turn log of a results folder has; 0: no such log."""
+    turns = home_of(path, roster) / JOURNAL / TURNS
+    return turns.read_bytes().count(b"\n") if turns.exists() else 0
 
 
 def _rosters_in(path: Path) -> Iterator[Roster]:
@@ -154,21 +167,43 @@ def _make_room(path: Path, home: Path, roster: Roster) -> None:
     other = Roster.load(home / ROSTER)
     if other.fingerprint == roster.fingerprint:
         return
-    if has_begun(path, other) and last_step(path) >= other.history[-1].steps:
+    if _has_moved(path, other):
         found = "; ".join(map(str, differences(other, roster)))
         raise ConfigError(
             f"version {roster.version}: this party has gone on with another roster of this version "
             f"({other.words}); they differ in {found} (that one / this one). Agree on one of "
             "them, or amend the one that is in use"
         )
-    home.rename(home.with_name(f"unused-{home.name}-{other.fingerprint[:_SHORT]}"))
+    home.rename(home.with_name(f"unused-{home.name}-{other.fingerprint[:SHORT]}"))
 
 
-def last_step(path: Path) -> int:
-    """Return the last step that was released in a results folder, by ledger and disk; -1: none."""
+def _has_moved(path: Path, roster: Roster) -> bool:
+    """Say whether a later version has made a release or a round in a results folder.
+
+    What the version before had released of later steps already is not its own.
+    """
+    start = next((home_of(path, roster) / START).glob("step-*.json"), None)
+    if start is None:
+        return False
+    ahead = {*json.loads(start.read_bytes())["meta"].get("ahead", [])}
+    steps = roster.history[-1].steps
+    # Where gradients may be late, a round needs no release.
+    made = turns_in(path, roster) > 0
+    return made or any(step >= steps for step in released_steps(path) - ahead)
+
+
+def released_steps(path: Path) -> set[int]:
+    """Return the steps that were released in a results folder, by ledger and disk."""
     files = (path / "ledger").glob("node-*.jsonl")
     recorded = {step for file in files for step, _ in read_ledger(file).places}
-    return max(recorded | kept_steps(path), default=-1)
+    return recorded | kept_steps(path)
+
+
+def spent_in(path: Path, delta: float) -> tuple[int, float]:
+    """Return how many releases the ledger of a results folder has, and the eps of all of them."""
+    files = (path / "ledger").glob("node-*.jsonl")
+    spent = [each for file in files for each in read_ledger(file).releases()]
+    return sum(count for _, count in spent), composed_epsilon(spent, delta)
 
 
 def kept_steps(path: Path) -> set[int]:
@@ -187,20 +222,6 @@ def _refuse_lost(party: PartyFolder, roster: Roster) -> None:
             f"not in {party.path / RUNS}: without its ledger nobody knows what was released; "
             f"restore that folder, or have the roster amended with --rejoin {party.name}"
         )
-
-
-def latest_place(party: PartyFolder, roster: Roster | None = None) -> Path:
-    """Return the results folder of a roster's run, or of the run that began last."""
-    if roster is not None:
-        pointer = _pointer(party, roster.fingerprint)
-        pointers = [pointer] if pointer.exists() else []
-    else:
-        pointers = sorted((party.path / RUNS).glob("*.json"), key=lambda it: it.stat().st_mtime)
-    if not pointers:
-        raise ConfigError(
-            f"{party.name} has not run a roster yet; start with `dpcsgp party run FEDERATION.toml`"
-        )
-    return Path(_read(pointers[-1])["folder"])
 
 
 def _begin(pointer: Path, roster: Roster, path: Path, config: Config) -> ResultsFolder:
@@ -244,23 +265,11 @@ def _refuse_changes(started: Config, config: Config, path: Path) -> None:
             )
 
 
-def _pointer(party: PartyFolder, fingerprint: str) -> Path:
-    return party.path / RUNS / f"{fingerprint[:_SHORT]}.json"
-
-
 def _known_pointer(party: PartyFolder, roster: Roster) -> Path | None:
     """Return the pointer of this version, or of the newest one before it that was run here."""
     before = [chapter.fingerprint for chapter in reversed(roster.history)]
-    pointers = (_pointer(party, each) for each in (roster.fingerprint, *before))
+    pointers = (pointer_of(party, each) for each in (roster.fingerprint, *before))
     return next((pointer for pointer in pointers if pointer.exists()), None)
-
-
-def _read(pointer: Path) -> dict[str, str]:
-    try:
-        found = json.loads(pointer.read_bytes())
-        return {"run_id": str(found["run_id"]), "folder": str(found["folder"])}
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{pointer} is damaged; restore it from a backup") from None
 
 
 def _write(pointer: Path, folder: ResultsFolder) -> None:

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from dpcsgp.federation.party_status import PHASES
+from dpcsgp.federation.status_file import PHASES
 
 METRICS_TYPE: Final = CONTENT_TYPE_LATEST
 _PREFIX: Final = "dpcsgp_party_"

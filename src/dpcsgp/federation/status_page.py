@@ -52,6 +52,7 @@ _FILES: Final = {
     "/report.css": ("report/templates/report.css", "text/css; charset=utf-8"),
     "/icon.svg": ("federation/page/icon.svg", "image/svg+xml"),
 }
+_FIRST: Final = b'<script type="application/json" id="first">'  # a block of data, never run
 
 
 @final
@@ -185,13 +186,15 @@ class StatusPage:
 
     def _page(self, path: str) -> bytes:
         if path in self._contents:
-            return _response(HTTPStatus.OK, self._contents[path], _FILES[path][1])
+            content = self._contents[path]
+            if path == "/" and (found := self._facts()):
+                content = content.replace(_FIRST, _FIRST + _embedded(found), 1)
+            return _response(HTTPStatus.OK, content, _FILES[path][1])
         if path == "/status.json":
             found = self._facts()
             if not found:  # the run has not begun
                 return _response(HTTPStatus.SERVICE_UNAVAILABLE)
-            facts = {**found, "now": time.time()}
-            return _response(HTTPStatus.OK, json.dumps(facts).encode(), "application/json")
+            return _response(HTTPStatus.OK, _as_json(found), "application/json")
         if path == "/metrics":
             return _response(HTTPStatus.OK, metrics_text(self._facts(), time.time()), METRICS_TYPE)
         return _response(HTTPStatus.NOT_FOUND)
@@ -235,6 +238,15 @@ def _listener(address: PageAddress) -> socket.socket:
             f"--page {address.host}:{address.port}: cannot be listened on ({error.strerror}); "
             "choose another port, or 0 for a free one"
         ) from None
+
+
+def _as_json(facts: Mapping[str, Any]) -> bytes:
+    return json.dumps({**facts, "now": time.time()}).encode()
+
+
+def _embedded(facts: Mapping[str, Any]) -> bytes:
+    """Return facts for a block of data inside of the page: no text of theirs can end the block."""
+    return _as_json(facts).replace(b"<", b"\\u003c")
 
 
 def _content(name: str) -> bytes:

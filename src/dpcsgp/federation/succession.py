@@ -8,14 +8,16 @@ the same roster nothing runs.
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from torch import nn
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.federation.agreement import examine
-from dpcsgp.federation.amending import check_succession
+from dpcsgp.federation.agreement import Agreement, examine
+from dpcsgp.federation.amending import check_succession, last_round
 from dpcsgp.federation.archive import Archive, Ended
 from dpcsgp.federation.contributions import distances
 from dpcsgp.federation.history import spent_by
@@ -33,9 +35,12 @@ from dpcsgp.federation.run_place import (
     kept_steps,
     known_place,
     previous_roster,
+    released_steps,
+    roster_in,
+    turns_in,
 )
 from dpcsgp.federation.words import as_words
-from dpcsgp.privacy import ReleaseEvent, composed_epsilon
+from dpcsgp.privacy import ReleaseEvent, composed_epsilon, releases_within
 from dpcsgp.privacy.ledger import read_ledger
 from dpcsgp.runs.design import RunDesign
 
@@ -71,9 +76,11 @@ def refuse_wrong_history(
         words = as_words(roster.history[-1].fingerprint)
         raise ConfigError(
             f"{party.name} was in version {roster.version - 1} ({words}), and its run of it is not "
-            f"in {party.path}: without its ledger nobody knows what was released. Restore that "
-            "folder; or run that version once (`dpcsgp party run OLD.toml`) if this party never "
-            f"started it; or have the roster amended with --rejoin {party.name}"
+            f"in {party.path}. If that version has not begun here yet, or only now: run it "
+            "(`dpcsgp party run OLD.toml`) until `dpcsgp party status` shows it, then come back to "
+            "this one. If it has, restore that folder: without its ledger nobody knows what was "
+            "released. Only if there is no copy left, have the roster amended with --rejoin "
+            f"{party.name}: that books every step that the ledger lacks as spent"
         )
     return before
 
@@ -144,8 +151,8 @@ def refuse_later_frames(network: PartyNetwork, rounds: Rounds) -> None:
             assert rounds.until is not None
             raise ConfigError(
                 f"{name} has sent the frames of {received} rounds, and version "
-                f"{rounds.until.version} begins after round {rounds.end}; have it amended with "
-                f"--at-round {received} or later"
+                f"{rounds.until.version} begins after round {rounds.end}; "
+                + _from_round(rounds.roster, received)
             )
     _refuse_forgotten_frames(network, rounds)
 
@@ -168,8 +175,8 @@ def _refuse_forgotten_frames(network: PartyNetwork, rounds: Rounds) -> None:
         if most > rounds.end:
             raise ConfigError(
                 f"{name} may have sent the frames of {most} rounds before it lost them, and "
-                f"version {until.version} begins after round {rounds.end}; have it amended with "
-                f"--at-round {most} or later"
+                f"version {until.version} begins after round {rounds.end}; "
+                + _from_round(rounds.roster, most)
             )
 
 
@@ -202,19 +209,120 @@ def check_own_history(path: Path, roster: Roster, name: str) -> None:
         if gone := ahead - kept_steps(path):
             raise ConfigError(
                 f"{name} has made step {max(gone) + 1} already, and version {roster.version} "
-                f"begins after step {last.steps} (round {last.rounds}); have it amended with a "
-                "later --at-round"
+                f"begins after step {last.steps} (round {last.rounds}); "
+                + _remedy_in(path, roster, name, max(gone))
             )
         if ahead:
             stated.append((_event_of(roster, name), len(ahead)))
-        delta = ledger.header.delta or 1e-5
-        spent, said = ledger.releases(), composed_epsilon(stated, delta)
+        delta, spent = ledger.header.delta or 1e-5, ledger.releases()
+        said = composed_epsilon(_with_under_way(stated, spent), delta)
         if (found := composed_epsilon(spent, delta)) > said * (1 + _ROUNDING):
             raise ConfigError(
                 f"version {roster.version} says that {name} has spent eps {said:.4g} by round "
                 f"{last.rounds}; its ledger says {found:.4g}. The history is understated: have the "
                 "roster made with `dpcsgp federation amend`"
             )
+
+
+def told_ahead(path: Path, agreement: Agreement, name: str) -> str:
+    """Say what a party has released of a version that it has not begun yet; "": nothing.
+
+    It did not know of the version, so these steps have the price of the one before.
+    """
+    roster, last = agreement.roster, agreement.roster.history[-1]
+    ahead = {step for step in released_steps(path) if step >= last.steps}
+    if not ahead or has_begun(path, roster):
+        return ""
+    node = roster.node_of(name)
+    promise, mechanism = roster.parties[node].promised, agreement.design.mechanism
+    files = (path / "ledger").glob("node-*.jsonl")
+    spent = tuple(each for file in files for each in read_ledger(file).releases())
+    found = composed_epsilon(spent, promise.delta)
+    text = (
+        f"{name} has released {len(ahead)} steps of this version already, at the price of the one "
+        f"before: its ledger has eps {found:.4g} so far"
+    )
+    left = roster.config.algorithm.steps - last.steps - len(ahead)
+    if mechanism.shared is not None:
+        return text
+    pays = releases_within(mechanism.event(node), promise.epsilon, promise.delta, spent)
+    if pays is None or pays >= left:
+        return text
+    return (
+        f"{text}. The promise pays for {pays} of the {left} steps that are left: after them "
+        f"{name} goes on without new gradients"
+    )
+
+
+def _with_under_way(
+    stated: Sequence[tuple[ReleaseEvent, int]], spent: Sequence[tuple[ReleaseEvent, int]]
+) -> list[tuple[ReleaseEvent, int]]:
+    """Let releases that were under way when a version began count at the price of the one before.
+
+    That version has used them for its own steps: all together are not more than stated.
+    """
+    counts: Counter[ReleaseEvent] = Counter()
+    for event, count in stated:
+        counts[event] += count
+    if sum(count for _, count in spent) <= counts.total():
+        for event, count in spent:
+            if event in counts:
+                counts[event] = max(counts[event], count)
+    return list(counts.items())
+
+
+def _remedy_in(path: Path, roster: Roster, name: str, step: int) -> str:
+    """Say which round will do for a party that has made a step too many."""
+    before = roster_in(path, roster.history[-1].fingerprint)
+    if before is None:
+        return "have it amended with a later --at-round"
+    first = before.history[-1].rounds if before.history else 0
+    # Where gradients may be late, rounds without one go further than the ledger.
+    made = max(step // before.config.algorithm.gossip_every + 1, first + turns_in(path, before))
+    return remedy_of_round(before, before.node_of(name), made)
+
+
+def steps_ahead(roster: Roster, node: int) -> int:
+    """Return how many steps of a version a party may make after it has ended for all others.
+
+    With lag it goes on for a while before it waits for those who have heard of the next version. It
+    must be able to come back: checkpoints, releases and frames of so many steps stay.
+    """
+    lag = roster.config.network.max_lag
+    if not lag:  # in step it waits in the round itself
+        return 0
+    farthest = max(distances(roster.topology, node).values())
+    return farthest * (1 + lag) * roster.config.algorithm.gossip_every
+
+
+def remedy_of_round(before: Roster, node: int, made: int) -> str:
+    """Say from which round on a version can follow, where a party has made so many rounds.
+
+    Whoever hears it, directly or through others, waits for its frames: nobody is further ahead than
+    one round for every edge, and the lag.
+    """
+    nodes = range(len(before.parties))
+    farthest = max(distances(before.topology, other)[node] for other in nodes)
+    enough, last = made + farthest * (1 + before.config.network.max_lag), last_round(before)
+    if enough > last >= made:
+        return (
+            f"have it amended with an --at-round from {made} to {last} that nobody has passed "
+            "(`dpcsgp party status` of each); after that there is none to amend at"
+        )
+    sure = ": nobody can have passed that round before this party goes on"
+    return _from_round(before, enough) + (sure if enough <= last else "")
+
+
+def _from_round(before: Roster, first: int) -> str:
+    """Say how to have a version followed from a round on; or that its plan has no such round."""
+    if first <= (last := last_round(before)):
+        return f"have it amended with --at-round {first} or later"
+    return (
+        f"version {before.version} can be followed by another one up to round {last}, before its "
+        "last step, and this party has passed that: there is no later --at-round. Let it end as "
+        "planned; what is to come after it is a new federation (`dpcsgp federation new`), whose "
+        "promises add up with this one's"
+    )
 
 
 def _event_of(roster: Roster, name: str) -> ReleaseEvent:

@@ -39,10 +39,17 @@ async def keep_calling(
         try:
             await _call_once(own, desk, peer, method, closing, pauses)
         except Exception as error:  # whatever it is, it ends this attempt and not the next
-            if desk.status.trouble(peer.node, str(error), method):
-                _LOG.warning("no line with %s (%s): %s", peer, method.value, error)
+            text = str(error)
+            if own.hint and isinstance(error, LineClosedError) and _is_unheard(desk, peer):
+                text = f"{text}; {own.hint}"
+            if desk.status.trouble(peer.node, text, method):
+                _LOG.warning("no line with %s (%s): %s", peer, method.value, text)
         if not closing.is_set():
             await _pause(desk, peer, closing, pauses)
+
+
+def _is_unheard(desk: Desk, peer: Peer) -> bool:
+    return desk.status.of(peer.node).last_heard is None
 
 
 async def knock(own: Self, desk: Desk, peer: Peer) -> None:

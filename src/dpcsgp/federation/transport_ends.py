@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -79,6 +79,8 @@ class Desk:
         ended: why the rounds end before those of the plan, if they do; "": they do not. Then
             nobody is dialled any more who has them all.
         knocks: one event per neighbour, set when it has called: it is there, and can be dialled.
+        waiting: returns the names of the parties that keep this one waiting.
+        names: of all parties; others that a beat names are not shown to anybody.
     """
 
     node: int
@@ -95,11 +97,17 @@ class Desk:
     over: Mapping[str, str] = field(default_factory=dict)
     ended: str = ""
     knocks: dict[int, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+    waiting: Callable[[], tuple[str, ...]] = tuple
+    names: frozenset[str] = frozenset()
 
     def wake(self) -> None:
         """Tell all ends that there is something to send."""
         for waker in self.wakers:
             waker.set()
+
+    def on_roster(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return those that are names of parties: any other text would reach people unasked."""
+        return tuple(dict.fromkeys(name for name in names if name in self.names))
 
     def facts(self, peer: Peer) -> messages.Facts:
         """Return what this party says to a peer in a hello now."""
@@ -126,7 +134,7 @@ async def send_frames(line: Line, desk: Desk, peer: Peer) -> None:
         # First the receiver says what it has: nothing leaves before that fits this journal.
         next_round = _heard(desk, peer, await _received(line, desk, peer, desk.timing.hello))
         await first_to_end(
-            _hear_holdings(line, desk, peer), _offer(line, desk, peer, next_round, waker)
+            _hear_holdings(line, desk, peer, waker), _offer(line, desk, peer, next_round, waker)
         )
     finally:
         desk.wakers.discard(waker)
@@ -170,13 +178,16 @@ async def _end_all(tasks: Sequence[asyncio.Task[None]]) -> None:
 # The sending end.
 
 
-async def _hear_holdings(line: Line, desk: Desk, peer: Peer) -> None:
+async def _hear_holdings(line: Line, desk: Desk, peer: Peer, waker: asyncio.Event) -> None:
     while True:
         message = await _received(line, desk, peer, desk.timing.silence)
         if (notice := messages.parsed_notice(message)) is not None:
             await _take_notice(desk, notice)
-        elif not messages.is_beat(message):
+        elif (names := messages.parsed_beat(message)) is not None:
+            desk.status.waits(peer.node, desk.on_roster(names))
+        else:
             _heard(desk, peer, message)
+            waker.set()  # it is told that it was heard
 
 
 def _heard(desk: Desk, peer: Peer, message: bytes) -> int:
@@ -196,9 +207,10 @@ def _heard(desk: Desk, peer: Peer, message: bytes) -> int:
 async def _offer(line: Line, desk: Desk, peer: Peer, next_round: int, waker: asyncio.Event) -> None:
     """Send every own frame from a round on as soon as it is released; beat in between.
 
-    What was known when a frame was made goes before it: so notices travel with causes.
+    What was known when a frame was made goes before it: so notices travel with causes. And the
+    receiver is told how much of what it said was heard: only then may it leave.
     """
-    told = 0
+    told, answered = 0, -1
     while True:
         waker.clear()  # before looking, so that no release is missed
         due = True
@@ -207,11 +219,21 @@ async def _offer(line: Line, desk: Desk, peer: Peer, next_round: int, waker: asy
             # rather than too late.
             due = next_round < desk.journal.released
             told = await _send_notices(line, desk, peer, told)
+            answered = await _answer(line, desk, peer, answered)
             if due:
                 await _send_frame(line, desk, peer, next_round)
                 next_round += 1
         if not await _is_set_within(waker, desk.timing.beat):
-            await _send(line, desk, peer, messages.BEAT)
+            await _send(line, desk, peer, messages.beat(desk.waiting()))
+
+
+async def _answer(line: Line, desk: Desk, peer: Peer, answered: int) -> int:
+    """Say how many rounds the receiver is known to have, if that is news on this line."""
+    rounds = desk.journal.acknowledged(peer.node)
+    if rounds > answered:
+        await _send(line, desk, peer, messages.heard(rounds))
+        desk.journal.answered(peer.node, rounds)
+    return max(rounds, answered)
 
 
 async def _send_notices(line: Line, desk: Desk, peer: Peer, told: int) -> int:
@@ -241,11 +263,16 @@ async def _send_frame(line: Line, desk: Desk, peer: Peer, round_: int) -> None:
 async def _take_frames(line: Line, desk: Desk, peer: Peer, arrived: asyncio.Event) -> None:
     while True:
         message = await _received(line, desk, peer, desk.timing.silence)
-        if messages.is_beat(message):
+        if (names := messages.parsed_beat(message)) is not None:
             desk.status.reached(peer.node)
+            desk.status.waits(peer.node, desk.on_roster(names))
             continue
         if (notice := messages.parsed_notice(message)) is not None:
             await _take_notice(desk, notice)
+            continue
+        if (rounds := messages.parsed_heard(message)) is not None:
+            is_last = desk.size_of_round(rounds) == 0
+            desk.journal.hear_confirmation(peer.node, rounds, is_last)
             continue
         # The head is judged before anything else is read.
         head, piece = messages.parsed_frame(message)
@@ -281,7 +308,7 @@ async def _keep_acknowledging(line: Line, desk: Desk, peer: Peer, arrived: async
     while True:
         told = await _send_notices(line, desk, peer, told)
         if not await _is_set_within(arrived, desk.timing.beat):
-            await _send(line, desk, peer, messages.BEAT)
+            await _send(line, desk, peer, messages.beat(desk.waiting()))
             continue
         arrived.clear()
         if desk.journal.awaited(peer.node).rounds > said:
@@ -292,7 +319,6 @@ async def _keep_acknowledging(line: Line, desk: Desk, peer: Peer, arrived: async
 async def _acknowledge(line: Line, desk: Desk, peer: Peer) -> int:
     held = await asyncio.to_thread(desk.journal.secure, peer.node)
     await _send(line, desk, peer, messages.holding(held))
-    desk.journal.told(peer.node, held.rounds)
     return held.rounds
 
 

@@ -98,6 +98,18 @@ def der_of(certificate_pem: bytes, owner: str) -> bytes:
     return certificate.public_bytes(serialization.Encoding.DER)
 
 
+_FAULTS: Final = {
+    "CERTIFICATE_VERIFY_FAILED": (
+        "its certificate is not the one in the roster: another party, or an interceptor, answers "
+        "there; compare addresses and fingerprints"
+    ),
+    "WRONG_VERSION_NUMBER": (
+        "what answers there speaks no TLS: another program on this port, or a proxy in between"
+    ),
+    "Connection refused": "connection refused: nobody listens there",
+}
+
+
 class GrpcLine:
     """A call, seen from either side, that carries messages both ways.
 
@@ -171,4 +183,7 @@ def described(code: grpc.StatusCode, details: str | None) -> str:
     """Return what the other end said, or what gRPC says of a connection that failed."""
     if code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
         return "the other end closed the call"
-    return foreign_text(details or code.name.lower())
+    details = details or code.name.lower()
+    # The library's own words for a connection that never came about help no operator.
+    plain = next((words for sign, words in _FAULTS.items() if sign in details), details)
+    return foreign_text(plain)

@@ -7,10 +7,11 @@ has; both beat when they have nothing else to say.
 |---|---|---|
 | hello | both, first | JSON: protocol, roster, release, clock, from, to |
 | holding | receiver: first, and after every sync | rounds, chain |
+| heard | sender, after every holding | rounds; a receiver leaves when its last word was heard |
 | frame | sender | round, size, chain before, chain after, first piece |
 | piece | sender | the next bytes of the frame |
 | notice | both; senders before frames that they made later | JSON: some party's start (`notices`) |
-| beat | both, every few seconds | nothing |
+| beat | both, every few seconds | names of the parties that keep it waiting |
 | refusal | caller, last | why it hangs up; who answers says it in the status of the call |
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
@@ -27,8 +28,9 @@ from typing import Any, Final, NamedTuple
 from dpcsgp.errors import WireError
 from dpcsgp.federation.frame_log import CHAIN_BYTES
 from dpcsgp.federation.journal import Holding
+from dpcsgp.federation.words import as_words
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 PIECE_BYTES: Final = 2**17  # of a frame; small, so that a thin link is not taken for a silent one
 MOST_BYTES: Final = 2**20  # of any message
 _MOST_HELLO: Final = 1024
@@ -39,7 +41,10 @@ _FRAME = struct.Struct(f"<cQQ{CHAIN_BYTES}s{CHAIN_BYTES}s")
 _HELLO_KIND, _HOLDING_KIND, _FRAME_KIND, _PIECE_KIND = b"h", b"a", b"f", b"p"
 _REFUSAL_KIND: Final = b"r"
 _NOTICE_KIND: Final = b"n"
-BEAT: Final = b"b"
+_HEARD_KIND: Final = b"k"
+_HEARD = struct.Struct("<cQ")
+_BEAT_KIND: Final = b"b"
+_MOST_NAMES: Final = 1024  # bytes of names in a beat
 _MOST_TEXT: Final = 500
 
 
@@ -98,7 +103,7 @@ def check_hello(message: bytes, mine: Facts, over: Mapping[str, str] | None = No
     if text := (over or {}).get(theirs.roster):
         raise WireError(text)
     differences = [
-        f"{name} {getattr(theirs, name)!r} there, {getattr(mine, name)!r} here: {remedy}"
+        f"{name} {_shown(name, theirs)} there, {_shown(name, mine)} here: {remedy}"
         for name, remedy in (
             ("protocol", "install the same dpcsgp release"),
             ("release", "install the same dpcsgp release"),
@@ -121,6 +126,13 @@ def check_hello(message: bytes, mine: Facts, over: Mapping[str, str] | None = No
         )
     if differences:
         raise WireError("; ".join(differences))
+
+
+def _shown(name: str, facts: Facts) -> str:
+    """Return a fact for people: a roster by the words that they compare."""
+    value = getattr(facts, name)
+    whole = name == "roster" and len(value) == 64 and not value.strip("0123456789abcdef")
+    return f"'{as_words(value)}'" if whole else repr(value)
 
 
 def roster_of(message: bytes) -> str:
@@ -172,9 +184,30 @@ def parsed_notice(message: bytes) -> bytes | None:
     return message[1:] if message[:1] == _NOTICE_KIND else None
 
 
-def is_beat(message: bytes) -> bool:
-    """Tell whether a message says only that its sender is alive."""
-    return message == BEAT
+def beat(waiting_for: Iterable[str] = ()) -> bytes:
+    """Say that this party is alive, and which parties keep it waiting."""
+    names = "\n".join(waiting_for).encode()
+    if len(names) > _MOST_NAMES:  # this is for people, and the first ones will do
+        names = names[:_MOST_NAMES].rpartition(b"\n")[0]
+    return _BEAT_KIND + names
+
+
+def parsed_beat(message: bytes) -> tuple[str, ...] | None:
+    """Return whom the sender of a beat waits for; None: the message is no beat.
+
+    Raises:
+        WireError: it is one, but cannot be read.
+    """
+    if message[:1] != _BEAT_KIND:
+        return None
+    try:
+        text = message[1:].decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    names = tuple(text.split("\n")) if text else ()
+    if len(message) > 1 + _MOST_NAMES or not all(name and name.isprintable() for name in names):
+        raise WireError(f"a beat cannot be read: {_described(message)}")
+    return names
 
 
 def refusal(text: str) -> bytes:
@@ -207,6 +240,24 @@ def parsed_holding(message: bytes) -> Holding:
         raise WireError(f"expected a holding, got {_described(message)}")
     _, rounds, chain = _HOLDING.unpack(message)
     return Holding(rounds, chain)
+
+
+def heard(rounds: int) -> bytes:
+    """Say that a receiver's word about these rounds was heard."""
+    return _HEARD.pack(_HEARD_KIND, rounds)
+
+
+def parsed_heard(message: bytes) -> int | None:
+    """Return of how many rounds the sender knows that they are safe; None: it says nothing of it.
+
+    Raises:
+        WireError: the message says so, but cannot be read.
+    """
+    if message[:1] != _HEARD_KIND:
+        return None
+    if len(message) != _HEARD.size:
+        raise WireError(f"a confirmation cannot be read: {_described(message)}")
+    return _HEARD.unpack(message)[1]
 
 
 def parsed_frame(message: bytes) -> tuple[FrameHead, memoryview]:

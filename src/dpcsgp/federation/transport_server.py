@@ -187,7 +187,7 @@ class Reception:
             _LOG.info("%s is connected (%s)", peer, method.value)
         greeted = time.monotonic()
         try:
-            await first_to_end(end(line, desk, peer), _until(replaced), _until(self._closing))
+            await first_to_end(end(line, desk, peer), _hang_up(replaced), _until(self._closing))
         finally:
             desk.status.closed(peer.node, time.monotonic() - greeted > desk.timing.beat)
             if self._replaced.get(place) is replaced:
@@ -206,3 +206,9 @@ def _may(desk: Desk, peer: Peer, method: Method) -> bool:
 
 async def _until(event: asyncio.Event) -> None:
     await event.wait()
+
+
+async def _hang_up(replaced: asyncio.Event) -> None:
+    """End a line with its reason once another has taken its place; not as one that went well."""
+    await replaced.wait()
+    raise LineClosedError("the same party has called again since")

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, final
 from dpcsgp.errors import JournalError
 
 NO_GRADIENT: Final = -1
+TURNS: Final = "turns.jsonl"
 
 
 @final
@@ -42,7 +43,7 @@ class PartyTurn(NamedTuple):
 
 @final
 class TurnLog:
-    """The turns of one party, from round 0 on.
+    """The turns of one party in one version of a roster, from its first round on, which is 0 here.
 
     Args:
         path: the file; made if missing.

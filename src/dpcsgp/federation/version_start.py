@@ -18,6 +18,7 @@ Legend: N hosted nodes (here one), S senders heard, B bytes of a frame, D coordi
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -25,14 +26,17 @@ import torch
 from torch import Tensor
 
 from dpcsgp.algorithms.error_feedback import PublicCopies
+from dpcsgp.algorithms.lagged_dp_csgp import LaggedDPCSGP
 from dpcsgp.config import Config
 from dpcsgp.errors import WaitStoppedError
 from dpcsgp.federation.history import released_by
+from dpcsgp.federation.late_gradients import BackgroundGradients
 from dpcsgp.federation.party_network import PartyNetwork
 from dpcsgp.federation.party_status import StatusKeeper
 from dpcsgp.federation.roster import Roster
 from dpcsgp.federation.rounds import Rounds
 from dpcsgp.federation.run_place import START, home_of
+from dpcsgp.federation.turn_log import NO_GRADIENT
 from dpcsgp.privacy.ledger import LedgerBook
 from dpcsgp.records.checkpoint import Checkpoint, CheckpointFolder
 from dpcsgp.records.ending import Ending
@@ -50,8 +54,22 @@ def starts_of(folder: ResultsFolder, roster: Roster, config: Config) -> Checkpoi
     return CheckpointFolder(place, folder.run_id, config=config.fingerprint())
 
 
+def put_in_before(starts: CheckpointFolder, roster: Roster) -> int:
+    """Return the last gradient that was put in before a version began; -1: there is none before."""
+    if not roster.history:
+        return NO_GRADIENT
+    step = roster.history[-1].steps
+    found = step in starts.complete_steps()
+    return int(starts.load(step).meta.get("put_in", step - 1)) if found else step - 1
+
+
 def keep_start(
-    starts: CheckpointFolder, roster: Roster, model_ND: Tensor, progress: Progress | None, run: Run
+    starts: CheckpointFolder,
+    roster: Roster,
+    model_ND: Tensor,
+    progress: Progress | None,
+    run: Run,
+    ahead: Iterable[int] = (),
 ) -> None:
     """Write down the model with which this party begins a version.
 
@@ -61,15 +79,22 @@ def keep_start(
         model_ND: the model.
         progress: how far the version before came; None: this party was not in it.
         run: its parts, or those of the new version.
+        ahead: steps from this version's first one on that have been released already.
     """
+    last = roster.history[-1]
+    late = run.late if progress is not None else None
     memory = progress.memory if progress is not None else {}
     tensors = {_MODEL: model_ND, **memory}
     meta = {
         "traffic": run.network.traffic.as_dict(),
         "seconds": progress.elapsed() if progress is not None else 0.0,
         "reached": progress.state.step if progress is not None else 0,
+        "put_in": late.last_put_in(last.rounds)
+        if isinstance(late, BackgroundGradients)
+        else last.steps - 1,
+        "ahead": sorted(ahead),
     }
-    starts.save(roster.history[-1].steps, tensors, meta)
+    starts.save(last.steps, tensors, meta)
 
 
 def begin_version(
@@ -122,8 +147,10 @@ def _progress(
     """Return the first progress of a version: gossip starts anew from the model."""
     state = run.algorithm.init(model_ND.clone(), run.anchor_D)
     state = state._replace(step=start.step, round=rounds.first)
-    if heard_SD is not None and "x_hat_ND" in state._fields:
-        # Everybody who hears a node was told its model to the last bit.
+    # Everybody who hears a node was told its model to the last bit.
+    if heard_SD is not None and isinstance(run.algorithm, LaggedDPCSGP):
+        state = run.algorithm.told(state, heard_SD - run.anchor_D, run.network)
+    elif heard_SD is not None and "x_hat_ND" in state._fields:
         copies = PublicCopies.heard(heard_SD - run.anchor_D, run.network)
         state = state._replace(**copies._asdict())
     fresh = run.optimizer.init(model_ND)
@@ -183,6 +210,7 @@ def book_lost(folder: ResultsFolder, roster: Roster, node: int, config: Config) 
         deltas=[roster.parties[node].promised.delta],
         events=[next(iter(lost.values()), None)],
         private=config.privacy.seed is None,
+        unit=roster.facts.unit,
         begun_as=folder.ledger_nodes([node]),
     )
     try:

@@ -21,7 +21,7 @@ Legend: N nodes, T rounds walked.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, final
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # A node takes its turn in step when its weight would fall below this share of where it belongs.
 FLOOR_SHARE: Final = 0.25
 MOST_EXAMINED: Final = 64  # nodes; beyond, walks take too long
+_MARGIN: Final = 1.5  # a rate that is chosen for lag is stable with so many times as much
 _LONGEST_WALK: Final = 1500
 _DECAYED: Final = 1e-10  # of the largest energy
 _BLOWN_UP: Final = 1e12
@@ -231,7 +232,11 @@ class _Walk:
 
 
 def slower_rate(topology: Topology, gain: float, noise: float, rate: float, max_lag: int) -> float:
-    """Return the rate that keeps nodes closest when all edges are late by `max_lag` rounds.
+    """Return the rate that is good with messages in time and with all of them `max_lag` late.
+
+    How late they will be is not known. In either case a rate costs some disagreement beyond the
+    least possible, as a factor; the one whose larger factor is smallest is returned. Delays that
+    change are beyond the law, so half as large a rate again has to be stable too.
 
     Args:
         topology: the graph.
@@ -245,23 +250,31 @@ def slower_rate(topology: Topology, gain: float, noise: float, rate: float, max_
     """
     if not max_lag or topology.num_nodes > MOST_EXAMINED:
         return rule_of_lag(rate, max_lag)
-    delays_NN = np.full((topology.num_nodes,) * 2, max_lag)
+    upper = math.log(rate)
 
-    def cost(log_rate: float) -> float:
-        value = LaggedMoments(topology, gain, noise, math.exp(log_rate), delays_NN).disagreement
+    def cost(log_rate: float, lag: int) -> float:
+        """Return the logarithm of the disagreement; very much if a larger rate is not stable."""
+        rate, delays_NN = math.exp(log_rate), np.full((topology.num_nodes,) * 2, lag)
+        larger = min(_MARGIN * rate, 1.0)
+        if lag and not LaggedMoments(topology, gain, noise, larger, delays_NN).is_stable:
+            return 700.0 + log_rate  # less is better
+        value = LaggedMoments(topology, gain, noise, rate, delays_NN).disagreement
         return math.log(value) if 0.0 < value < math.inf else (700.0 if value > 0.0 else -700.0)
 
-    from scipy.optimize import minimize_scalar  # slow to import
+    def lowest(function: Callable[[float], float]) -> float:
+        from scipy.optimize import minimize_scalar  # slow to import
 
-    upper = math.log(rate)
-    found = minimize_scalar(
-        cost, bounds=(upper - math.log(10.0), upper), method="bounded", options={"xatol": 0.03}
-    )
-    return math.exp(min((float(found.x), upper), key=cost))
+        bounds = (upper - math.log(10.0), upper)
+        found = minimize_scalar(function, bounds=bounds, method="bounded", options={"xatol": 0.03})
+        return min((float(found.x), upper), key=function)
+
+    late = cost(lowest(lambda each: cost(each, max_lag)), max_lag)
+    in_time = cost(upper, 0)
+    return math.exp(lowest(lambda each: max(cost(each, 0) - in_time, cost(each, max_lag) - late)))
 
 
 def rule_of_lag(rate: float, max_lag: int) -> float:
-    """Return the rule of thumb that follows the searched rates: rate / (1 + 0.4 max_lag).
+    """Return rate / (1 + 0.4 max_lag), a rule of thumb below all rates that were searched.
 
     >>> rule_of_lag(0.5, 0), rule_of_lag(0.5, 10)
     (0.5, 0.1)

@@ -50,8 +50,8 @@ def best_mixing_rate(
 ) -> float:
     """Return the rate with the smallest steady-state disagreement under unit noise per round.
 
-    With `max_lag` above 0 the disagreement is that with all messages late by so many rounds; where
-    that is not computed, the rate in step is divided by 1 + 0.4 max_lag (`lag.rule_of_lag`).
+    With `max_lag` above 0 it is good in step and with all messages late by so many rounds
+    (`lag.slower_rate`); where that is not computed, the rate in step is divided by 1 + 0.4 max_lag.
 
     Up to 64 nodes by search; beyond, the rule of thumb after checking that it is stable. Where no
     second-moment law exists the answer is a cautious rate: see `cautious_mixing_rate`.

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from dpcsgp.config import Config, change_config, per_node
 from dpcsgp.errors import ConfigError, DpcsgpError, ModelError
-from dpcsgp.modes import evaluation_mode
 from dpcsgp.planning.pass_costs import places_of_step, probe_bytes
 from dpcsgp.planning.timing import (
     FIRST_USE,
@@ -34,14 +33,14 @@ from dpcsgp.planning.timing import (
 )
 from dpcsgp.runs.default_settings import (
     RULED,
-    averaged_noise,
     is_open,
     open_settings,
-    trained_coordinates,
     with_defaults,
 )
 from dpcsgp.runs.design import RunDesign, design_run
 from dpcsgp.runs.facts import Facts
+from dpcsgp.runs.noise_verdict import noise_share, noise_verdict
+from dpcsgp.runs.public_checks import Gradients, gradient_norms
 from dpcsgp.runs.script_words import script_words
 from dpcsgp.runs.user_data import UserData
 from dpcsgp.runs.user_settings import loss_and_metrics, settle
@@ -50,17 +49,6 @@ from dpcsgp.tasks.collating import Collate
 from dpcsgp.tasks.node_data import NodeData
 
 _ROWS: Final = 32  # public examples whose gradients are looked at
-_SMALL_NOISE: Final = 0.1  # of the path: below, noise hardly matters
-_LARGE_NOISE: Final = 0.5
-
-
-@final
-@dataclass(frozen=True)
-class Gradients:
-    """How long the gradients of public examples are at the start."""
-
-    median: float
-    share_clipped: float  # longer than the clip norm
 
 
 @final
@@ -103,16 +91,12 @@ class OwnPlan:
 
     @property
     def verdict(self) -> str:
-        """Say in one line what the noise will do."""
-        share = f"noise moves the model {self.noise_share:.2g} times as far as gradients can"
-        if self.noise_share <= _SMALL_NOISE:
-            return f"small noise: {share}"
-        if self.noise_share <= _LARGE_NOISE:
-            return f"noticeable noise: {share}"
-        return (
-            f"noise dominates: {share}; expect little. More examples, a larger eps or a smaller "
-            "model would help"
-        )
+        """Say in one line what the noise will do, and if the clip norm is far off."""
+        misfit = ""
+        if self.gradients is not None:
+            privacy = self.design.config.privacy
+            misfit = self.gradients.misfit(privacy.clip_norm, max(privacy.max_rows_per_unit, 1))
+        return "; ".join(filter(None, (noise_verdict(self.noise_share), misfit)))
 
     def rows(self) -> dict[str, str]:
         """Return the plan line by line, as it is printed."""
@@ -153,7 +137,7 @@ class OwnPlan:
 
 def plan(
     model: nn.Module | Callable[[], nn.Module],
-    num_examples: Sequence[int],
+    num_examples: int | Sequence[int],
     *,
     epsilon: float | Sequence[float] | None = None,
     delta: float | Sequence[float] | None = None,
@@ -172,7 +156,8 @@ def plan(
 
     Args:
         model: The module, or a function that builds it, as in `train`.
-        num_examples: Declared examples of every node; 0: a node without data.
+        num_examples: Declared examples of every node (one number: a single node); 0: a node
+            without data.
         epsilon: Budget of every node, or one per node.
         delta: The same for delta.
         loss: As in `train`.
@@ -206,7 +191,9 @@ def plan(
         )  # fmt: skip
         data.connect(module)
     chosen = list(open_settings(whole))
-    norms_J = _gradient_norms(module, data) if data else None
+    norms_J = None
+    if data is not None and data.test is not None:
+        norms_J = gradient_norms(module, data.loss, data.test, _ROWS)
     if norms_J is not None and is_open(whole, "privacy.clip_norm"):
         whole, chosen = _fitted_clip_norm(whole, norms_J), [*chosen, "privacy.clip_norm"]
     whole = with_defaults(whole, module, sizes, classes=loss == "cross_entropy")
@@ -215,12 +202,13 @@ def plan(
         design = design_run(whole, facts, module=module)
     rows = _public_rows(design, data, loss_function, input_shape)
     seconds, memory = _costs(design, rows) if rows else (None, None)
-    return OwnPlan(
-        design, tuple(chosen), _noise_share(design), _gradients(norms_J, whole), seconds, memory
-    )
+    gradients = None if norms_J is None else Gradients.of(norms_J, whole.privacy.clip_norm)
+    return OwnPlan(design, tuple(chosen), noise_share(design), gradients, seconds, memory)
 
 
-def _checked_sizes(num_examples: Sequence[int]) -> tuple[int, ...]:
+def _checked_sizes(num_examples: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(num_examples, int):
+        num_examples = [num_examples]
     sizes = tuple(int(size) for size in num_examples)
     if not sizes or min(sizes) < 0 or not any(sizes):
         raise ConfigError(
@@ -228,35 +216,6 @@ def _checked_sizes(num_examples: Sequence[int]) -> tuple[int, ...]:
             "them above 0"
         )
     return sizes
-
-
-def _noise_share(design: RunDesign) -> float:
-    """Return rho of `runs.default_settings`: noise over path."""
-    config = design.config
-    noise = averaged_noise(config, design.facts.num_examples)
-    dim, steps = trained_coordinates(design.module), config.algorithm.steps
-    return math.sqrt(dim / steps) * noise / config.privacy.clip_norm
-
-
-def _gradient_norms(module: nn.Module, data: UserData) -> Tensor:
-    """Return the lengths of the gradients of some public examples at the starting point."""
-    assert data.test is not None
-    inputs, targets = (part[:_ROWS] for part in data.test)
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    norms = []
-    with evaluation_mode(module), torch.enable_grad():
-        for row in range(len(inputs)):
-            try:
-                value = data.loss(module(inputs[row : row + 1]), targets[row : row + 1]).sum()
-            except DpcsgpError:
-                raise
-            except Exception as error:
-                raise ModelError(
-                    f"model and loss fail on the first test examples: {error}"
-                ) from error
-            found = torch.autograd.grad(value, parameters, allow_unused=True)
-            norms.append(math.hypot(*(float(part.norm()) for part in found if part is not None)))
-    return torch.tensor(norms, dtype=torch.float64)
 
 
 def _fitted_clip_norm(config: Config, norms_J: Tensor) -> Config:
@@ -268,13 +227,6 @@ def _fitted_clip_norm(config: Config, norms_J: Tensor) -> Config:
     median = float(norms_J.median())
     fitted = min(config.privacy.clip_norm, float(f"{median:.1g}"))
     return change_config(config, {"privacy.clip_norm": fitted if fitted > 0 else 1.0})
-
-
-def _gradients(norms_J: Tensor | None, config: Config) -> Gradients | None:
-    if norms_J is None:
-        return None
-    longer = (norms_J > config.privacy.clip_norm).double().mean()
-    return Gradients(float(norms_J.median()), float(longer))
 
 
 def _public_rows(

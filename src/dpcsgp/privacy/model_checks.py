@@ -79,6 +79,11 @@ def _problem(layer: nn.Module) -> str | None:
             )
         if layer.scale_grad_by_freq:
             return "scale_grad_by_freq counts words over the whole batch; leave it out"
+    if isinstance(layer, nn.LSTM) and layer.proj_size and _is_trained(layer):
+        return (
+            f"proj_size={layer.proj_size} has no per-example gradients; use an LSTM without it, "
+            f"then nn.Linear({layer.hidden_size * (1 + layer.bidirectional)}, {layer.proj_size})"
+        )
     # Layers of other libraries, known only by the names of their buffers.
     for name, _ in layer.named_buffers(recurse=False):
         if name.startswith("running_") or name == "num_batches_tracked":
@@ -92,6 +97,10 @@ def _problem(layer: nn.Module) -> str | None:
             "this layer"
         )
     return None
+
+
+def _is_trained(layer: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in layer.parameters())
 
 
 def _group_norm(channels: int) -> str:
@@ -167,7 +176,7 @@ def _warn(module: nn.Module) -> None:
     dropout = [
         label(name, layer)
         for name, layer in layers
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0
+        if layer.training and isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0
     ]
     if dropout:
         warnings.warn(

@@ -11,6 +11,7 @@ Legend: P probe examples, D coordinates.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from dpcsgp.modes import training_copy
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.clipping.contract import check_losses
 from dpcsgp.privacy.clipping.engine import Loss
+from dpcsgp.privacy.dead_losses import refuse_dead_loss
 from dpcsgp.privacy.memory_probes import check_memory
 from dpcsgp.privacy.model_checks import RefuseLowPrecision, label
 from dpcsgp.privacy.raise_probes import check_after_exceptions
@@ -50,6 +52,7 @@ _NUM_EXAMPLES: Final = 11  # an unlikely length for any other axis
 _REMEMBERED: Final = 4  # rows of the batches of which nothing may be kept
 # of such batches: what is kept may be one bit, alike in most
 _SIZES: Final = (1.0, 1.0, 30.0, -30.0, 30.0, -30.0, 1e-3, -1.0)
+_DEAD_ROWS: Final = 128  # more rows, if the first have no gradient
 _LADDER: Final = (17, 33, 65, 129, 257, 5, 3, 2)  # just above the likely thresholds
 _SUM_SIZES: Final = (17, 65, 257)
 # Limits of what is not needed but telling: together a few seconds on one core.
@@ -273,6 +276,10 @@ def check_gradients_reach(
     """
     inputs, targets = _probe_pair(example, _NUM_EXAMPLES, "input", public)
     _refuse_unreached(module, loss, (inputs, targets))
+    more = _probe_pair(example, _DEAD_ROWS, "dead loss", None)
+    if public is not None:
+        more = public[0][:_DEAD_ROWS], public[1][:_DEAD_ROWS]
+    refuse_dead_loss(module, loss, (inputs, targets), more, public=public is not None)
     found = _check_rows(module, loss, example, public, batch_sizes)
     # Last the engine itself, on clipped sums: single examples, then halves of larger batches.
     steady = _deterministic(module, inputs)
@@ -284,7 +291,16 @@ def check_gradients_reach(
         check_units(steady, loss, sums, units, rows_per_unit)
     for size in _sum_sizes(steady, inputs[:2], batch_sizes):
         check_sums(sums, _probe_pair(example, size, "input", public), (size + 1) // 2)
+    _run_as_it_trains(module, loss, (inputs, targets), rows_per_unit)
     return found
+
+
+def _run_as_it_trains(module: nn.Module, loss: Loss, batch: Pair, rows_per_unit: int) -> None:
+    """Run the engine once in the model's own mode, masks and all: what fails there is refused."""
+    rows = units_of_rows(batch, rows_per_unit)
+    sums = clipped_sums(copy.deepcopy(module), loss, rows_per_unit)
+    with torch_seed(0, "model probe masks"):
+        sums(rows, 1.0)
 
 
 def _refuse_unreached(module: nn.Module, loss: Loss, batch: Pair) -> None:

@@ -64,6 +64,7 @@ class CheckpointFolder:
     world_size: int = 1
     keep: int = 2
     config: str = ""  # fingerprint of the settings: a run goes on under the settings it began with
+    reach: int = 0  # steps before the newest one to which a start may have to go back
 
     def save(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a checkpoint; an error or a crash leaves the previous ones complete."""
@@ -165,7 +166,10 @@ class CheckpointFolder:
         return self.path / f"step-{step:06d}.part-{self.rank}-of-{self.world_size}{suffix}"
 
     def _forget_old(self, newest: int) -> None:
-        for step in [step for step in sorted(self._steps()) if step <= newest][: -self.keep]:
+        steps = [step for step in sorted(self._steps()) if step <= newest]
+        # One that old, or older, is enough.
+        unreached = [step for step in steps if step <= newest - self.reach][:-1]
+        for step in [step for step in steps[: -self.keep] if step in unreached]:
             # The commit goes first: a crash in between leaves tensors without a step, and no half
             # step.
             self._file(step, ".json").unlink(missing_ok=True)

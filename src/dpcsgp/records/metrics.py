@@ -20,16 +20,21 @@ from dpcsgp.errors import DataError
 from dpcsgp.records.files import write_atomically
 
 Direction = Literal["higher", "lower"]  # which values of a metric are better
-_LOWER: Final = ("loss", "error")
+_LOWER: Final = ("loss", "error")  # anywhere in a name
+_LOWER_WORDS: Final = frozenset(
+    ("mae", "mse", "rmse", "mape", "nll", "bce", "perplexity", "deviance", "brier", "cost")
+)
 
 
 def usual_direction(metric: str) -> Direction:
     """Say which way is better where nobody told: losses and errors are better small.
 
-    >>> usual_direction("mean_squared_error"), usual_direction("accuracy")
-    ('lower', 'higher')
+    >>> [usual_direction(name) for name in ("mean_squared_error", "test_MAE", "accuracy")]
+    ['lower', 'lower', 'higher']
     """
-    return "lower" if any(word in metric for word in _LOWER) else "higher"
+    name = metric.lower()
+    named = not _LOWER_WORDS.isdisjoint(name.replace("-", "_").split("_"))
+    return "lower" if named or any(word in name for word in _LOWER) else "higher"
 
 
 class Recorder:

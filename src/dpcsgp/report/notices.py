@@ -12,7 +12,7 @@ from dpcsgp.privacy.accounting import composed_epsilon
 from dpcsgp.privacy.ledger_reading import read_ledgers, releases_by_node
 from dpcsgp.records.ending import Ending
 from dpcsgp.report import gradient_counts
-from dpcsgp.report.folders import RunResults
+from dpcsgp.report.folders import RunResults, is_party
 from dpcsgp.report.formatting import epsilon, significant
 
 Severity = Literal["danger", "caution", "hint"]
@@ -147,12 +147,15 @@ def _missing_control(runs: Sequence[RunResults]) -> Notice | None:
     """Point out runs that nothing without communication is shown beside."""
     # a control counts only for runs on the same data, partition and model
     controls = [_same_data(run) for run in runs if run.trained_alone]
-    lonely = [run.name for run in runs if not run.sends_nothing and _same_data(run) not in controls]
+    # The roster of a party fixes the method: it cannot run the control.
+    sending = [run for run in runs if not run.sends_nothing and not is_party(run)]
+    lonely = [run.name for run in sending if _same_data(run) not in controls]
     if not lonely:
         return None
-    text = "How good is a node alone? Run the same settings with --set algorithm.name=local "
-    text += "and report both: without that line, accuracy per byte says little."
-    return Notice("hint", "No zero-byte control", text, tuple(lonely) if len(runs) > 1 else ())
+    text = "No run here shows how good nodes are that train alone and send nothing. Run the same "
+    text += 'settings with algorithm.name = "local" and report both: only then do results per '
+    text += "byte mean something."
+    return Notice("hint", "Nothing to compare with", text, tuple(lonely) if len(runs) > 1 else ())
 
 
 def _composition(runs: Sequence[RunResults]) -> Notice | None:

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dpcsgp.errors import ConfigError
-from dpcsgp.records.names import model_name
+from dpcsgp.records.names import shown_model
 from dpcsgp.report.charts import DETAILED_RUNS, charts
 from dpcsgp.report.folders import RunResults, is_party, metric_of, read_many, shown_metrics
 from dpcsgp.report.formatting import (
@@ -110,7 +110,10 @@ def _context(runs: Sequence[RunResults]) -> dict[str, Any]:
 
 
 def _title(runs: Sequence[RunResults]) -> str:
-    return runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
+    if len(runs) > 1:
+        return f"{len(runs)} runs compared"
+    # A party's folder is named by a fingerprint, which tells a reader nothing.
+    return runs[0].text("party") if is_party(runs[0]) else runs[0].name
 
 
 def _subtitle(runs: Sequence[RunResults]) -> str:
@@ -129,7 +132,7 @@ def _subtitle(runs: Sequence[RunResults]) -> str:
         values = {run.text(key) for run in runs}
         # "own" says nothing: model and data are the caller's.
         if len(values) == 1 and (value := values.pop()) and value != "own":
-            parts.append(pattern.format(model_name(value).replace("_", " ")))
+            parts.append(pattern.format(shown_model(value).replace("_", " ")))
     return " · ".join(parts)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from dpcsgp.records.names import shown_model
 from dpcsgp.report.folders import RunResults, metric_of, node_values, worst
 from dpcsgp.report.formatting import (
     DASH,
@@ -160,7 +161,12 @@ def differing_settings(runs: Sequence[RunResults]) -> dict[str, list[str]]:
     """Return the settings that are not the same in all runs, one text per run."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     spelled = {key: [plain_text(run.settings.get(key)) for run in runs] for key in keys}
-    return {key: texts for key, texts in spelled.items() if len(set(texts)) > 1}
+    differing = {key: texts for key, texts in spelled.items() if len(set(texts)) > 1}
+    if models := differing.get("task.model"):
+        shown = [shown_model(text) for text in models]
+        # Digests stay where they alone tell two models apart.
+        differing["task.model"] = shown if len(set(shown)) == len(set(models)) else models
+    return differing
 
 
 def settings_by_section(run: RunResults) -> dict[str, dict[str, str]]:
@@ -168,5 +174,6 @@ def settings_by_section(run: RunResults) -> dict[str, dict[str, str]]:
     sections: dict[str, dict[str, str]] = {}
     for name, value in run.settings.items():
         section, _, key = name.rpartition(".")
-        sections.setdefault(section, {})[key] = plain_text(value)
+        text = plain_text(value)
+        sections.setdefault(section, {})[key] = shown_model(text) if key == "model" else text
     return sections

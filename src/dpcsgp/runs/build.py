@@ -43,8 +43,10 @@ def build_run(
     rank: int = 0,
     world_size: int = 1,
     checkpoints_to_keep: int = 2,
+    checkpoint_reach: int = 0,
     keep_all_releases: bool = False,
     partners: Partners | None = None,
+    is_promised: bool = False,
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> Run:
     """Add data, keys, ledger and files to a design, for the nodes that this process hosts.
@@ -59,8 +61,10 @@ def build_run(
         rank: number of this process among `world_size`.
         world_size: number of processes of the run.
         checkpoints_to_keep: how many checkpoints of this process stay on disk.
+        checkpoint_reach: steps to which a start may have to go back; those that lead there stay.
         keep_all_releases: keep releases of any size until a checkpoint has their step.
         partners: the other parties of a federation, with whom the hosted node shares noise.
+        is_promised: whether budgets are kept whatever rule the noise follows: a roster's are.
         on_row: sees every row that is written.
     """
     # Private examples are behind `task` from here on, and only `gradients` reads them.
@@ -71,7 +75,9 @@ def build_run(
     kept = _kept_releases(design, network.nodes, folder, (rank, world_size), keep_all_releases)
     return Run(
         task=task,
-        gradients=_checked_gradients(design, task, network.nodes, folder, kept, partners),
+        gradients=_checked_gradients(
+            design, task, network.nodes, folder, kept, partners, is_promised
+        ),
         algorithm=hosted(design.algorithm, design, network),
         polish=hosted(design.polish, design, network),
         network=network,
@@ -88,6 +94,7 @@ def build_run(
             world_size,
             keep=checkpoints_to_keep,
             config=config.fingerprint(),
+            reach=checkpoint_reach,
         ),
         hosts_all=alone,
         resumes_alone=alone,
@@ -111,9 +118,11 @@ def _checked_gradients(
     folder: ResultsFolder,
     kept: KeptReleases | None,
     partners: Partners | None,
+    is_promised: bool,
 ) -> PrivateGradients:
     """Return the private step with its row check behind it."""
-    gradients = replace(_private_gradients(design, task, nodes, folder, partners), kept=kept)
+    gradients = _private_gradients(design, task, nodes, folder, partners, is_promised)
+    gradients = replace(gradients, kept=kept)
     try:
         return gradients.checked(design.anchor_D)
     except BaseException:
@@ -127,6 +136,7 @@ def _private_gradients(
     nodes: Sequence[int],
     folder: ResultsFolder,
     partners: Partners | None,
+    is_promised: bool,
 ) -> PrivateGradients:
     """Put the private step of the hosted nodes together; keys are fresh at every start."""
     config, privacy = design.config, design.config.privacy
@@ -159,7 +169,7 @@ def _private_gradients(
         source=task,
         engine=engine,
         mechanism=mechanism,
-        budget=_budget(design, mechanism, nodes, ledger, deltas),
+        budget=_budget(design, mechanism, nodes, ledger, deltas, is_promised),
         ledger=ledger,
         random=random,
         nodes=nodes,
@@ -246,13 +256,14 @@ def _budget(
     nodes: Sequence[int],
     ledger: LedgerBook,
     deltas: Sequence[float],
+    is_promised: bool,
 ) -> Budget:
-    """Enforce budgets where noise was calibrated for them.
+    """Enforce budgets where noise was calibrated for them, or a roster promises them.
 
-    The paper's rule and no noise make no verified promise.
+    The paper's rule and no noise make no verified promise of their own.
     """
     privacy = design.config.privacy
-    if privacy.noise != "calibrated":
+    if privacy.noise != "calibrated" and not (is_promised and privacy.noise != "none"):
         return Budget.unlimited(nodes)
     if mechanism.pairs is not None:
         return Budget(nodes, [0] * len(nodes))  # `PrivateGradients.join` fills it in

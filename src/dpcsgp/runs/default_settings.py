@@ -124,13 +124,15 @@ def mean_amplification(settings: AlgorithmConfig) -> float:
     return mean / (1.0 - settings.momentum)
 
 
-def averaged_noise(config: Config, num_examples: Sequence[int]) -> float:
+def averaged_noise(
+    config: Config, num_examples: Sequence[int], calibrated: GaussianMechanism | None = None
+) -> float:
     """Return the deviation per coordinate of the noise that a step of the average model carries.
 
     Where nothing is averaged it is that of a typical node. Noise that pairs of nodes share counts
-    in full, as if it did not cancel.
+    in full, as if it did not cancel. `calibrated` saves asking the accountant again.
     """
-    mechanism = build_mechanism(config, num_examples)
+    mechanism = calibrated or build_mechanism(config, num_examples)
     weights = node_weights(config, num_examples) or (1.0,) * len(num_examples)
     parts = [weight * noise for weight, noise in zip(weights, _node_noise(mechanism), strict=True)]
     if config.method.sends:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpcsgp.errors import RefusedDataError
 from dpcsgp.tasks import LossPerExample
 from dpcsgp.tasks.examples import NodeExamples
-from dpcsgp.tasks.node_data import RowForm
+from dpcsgp.tasks.node_data import RowForm, label_words
 from dpcsgp.tasks.scanning import Extremes
 from dpcsgp.tasks.trees import Packing
 
@@ -38,8 +38,8 @@ def check_label_range(part: NodeExamples, num_outputs: int) -> None:
             place = int(wrong.nonzero()[0])
             raise RefusedDataError(
                 f"{part.scan.where}, example {int(rows[place])}",
-                f": label {int(values[place])}, but the model has {num_outputs} outputs; labels "
-                f"run from 0 to {num_outputs - 1}",
+                f": label {int(values[place])}, but the model has {num_outputs} outputs; "
+                f"{label_words(int(values[place]), num_outputs)}",
             )
 
 

@@ -45,12 +45,18 @@ def script_words() -> Iterator[None]:
     """Let errors of this package speak to somebody who writes Python, without a chain of others.
 
     What failed below, such as a broken connection, is said in the message already. Errors about
-    private data keep their cause: it is shown on this machine only.
+    private data keep their cause and end with it: the others have heard the message without it by
+    then, and what is raised here is shown on this machine only.
     """
     try:
         yield
-    except (PrivateStepError, RefusedDataError):
+    except RefusedDataError:
         raise
+    except PrivateStepError as error:
+        cause = error.__cause__
+        if cause is None:
+            raise
+        raise PrivateStepError(f"{error}: {type(cause).__name__}: {cause}") from cause
     except DpcsgpError as error:
         text = str(error)
         for pattern, words in _WORDS:

@@ -11,7 +11,6 @@ Legend: J examples.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -23,11 +22,17 @@ from dpcsgp.errors import DpcsgpError, ModelError, RefusedDataError
 from dpcsgp.modes import evaluation_mode
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy.model_probes import check_examples_independent, check_gradients_reach
+from dpcsgp.runs.column_hints import warn_about_columns
 from dpcsgp.runs.facts import Facts
+from dpcsgp.runs.misfits import check_class_targets, remedy
+from dpcsgp.runs.public_checks import refuse_unfinite_outputs
 from dpcsgp.runs.range_checks import check_label_range, check_ranges
+from dpcsgp.runs.row_digests import warn_about_rows_given_twice
 from dpcsgp.runs.user_data_checks import (
     declared_sizes,
     refuse_differences,
+    tables_in_order,
+    warn_about_loaders,
     warn_about_shared_data,
 )
 from dpcsgp.runs.user_units import UserUnits
@@ -61,6 +66,7 @@ from dpcsgp.tasks.supervised import (
     check_class_weights,
     logits_of,
 )
+from dpcsgp.tasks.tables import Names
 from dpcsgp.tasks.trees import Packing, UnpackInput, UnpackTarget
 from dpcsgp.tasks.units import UnitTask
 
@@ -106,7 +112,9 @@ class UserData:
         """
         # Lengths first: they are cheap, and wrong ones are refused before anything is read.
         sizes = declared_sizes(node_data, hosted, num_examples, units)
-        warn_about_shared_data(node_data, test_data)
+        same, is_test = warn_about_shared_data(node_data, test_data)
+        warn_about_loaders({f"node {node}": node_data[node] for node in hosted}, test_data)
+        node_data, test_data, names = tables_in_order(node_data, hosted, test_data)
         node_data = [
             collated(data, collate if node in hosted else None, f"node {node}")
             for node, data in enumerate(node_data)
@@ -131,6 +139,8 @@ class UserData:
                 form.inputs.with_stand_ins(test.inputs), form.targets.with_stand_ins(test.targets)
             )
             warn_about_scale(test.inputs, test.targets)
+        warn_about_rows_given_twice(parts, None if is_test else test, same)
+        warn_about_columns(parts, (test.inputs, test.targets) if test else None)
         unpacked = {name: _unpacking(metric, form.targets) for name, metric in metrics.items()}
         return cls(
             parts,
@@ -141,7 +151,7 @@ class UserData:
                 tuple(form.inputs.shape),
                 0,
                 sizes,
-                _details(form, labels),
+                _details(form, labels, names),
                 "example" if units is None else "person",
             ),
             form,
@@ -211,6 +221,9 @@ class UserData:
             check_examples_independent(module, inputs, self.test[0] if self.test else None, sizes)
             if isinstance(self.loss, WeightedCrossEntropy):
                 check_class_weights(self.loss.weights, self._num_outputs(module))
+            if self._has_classes:
+                self._check_public_labels(module)
+            refuse_unfinite_outputs(module, self.loss, self.test)
             check_gradients_reach(module, self.loss, (inputs, targets), self.test, sizes, rows)
             if self._has_classes:
                 self._check_labels(module)
@@ -249,9 +262,12 @@ class UserData:
         return self.loss is usual or isinstance(self.loss, WeightedCrossEntropy)
 
     def _num_outputs(self, module: nn.Module) -> int:
+        return self._logits(module).shape[1]
+
+    def _logits(self, module: nn.Module) -> Tensor:
         # eval() for one forward pass, so that Dropout and the like keep quiet.
         with torch.no_grad(), evaluation_mode(module):
-            return logits_of(module(self.example[0][None])).shape[1]
+            return logits_of(module(self.example[0][None]))
 
     def _misfit(self, error: Exception) -> str:
         tried = (
@@ -261,15 +277,21 @@ class UserData:
         )
         return (
             f"model and loss fail on {tried} of shape {_shown(self.form.inputs)} with targets of "
-            f"shape {_shown(self.form.targets)}: {error}"
+            f"shape {_shown(self.form.targets)}: {error}{remedy(self.form.inputs, error)}"
         )
+
+    def _check_public_labels(self, module: nn.Module) -> None:
+        logits = self._logits(module)
+        if not isinstance(logits, Tensor) or logits.dim() < 2:
+            return  # the loss says what it makes of them
+        check_class_targets(logits, self.form.targets)
+        if self.test is not None:
+            check_labels(self.test[1], logits.shape[1], "test_data")
 
     def _check_labels(self, module: nn.Module) -> None:
         num_outputs = self._num_outputs(module)
         for part in self.parts.values():
             check_label_range(part, num_outputs)
-        if self.test is not None:
-            check_labels(self.test[1], num_outputs, "test_data")
 
 
 def _shown(packing: Packing) -> str:
@@ -278,12 +300,14 @@ def _shown(packing: Packing) -> str:
     return f"{packing.shapes[0]} ({packing.dtypes[0]})"
 
 
-def _details(form: RowForm, classes: Classes) -> tuple[tuple[str, str], ...]:
-    """Return what else all processes must agree on: the forms of examples, the order of labels."""
+def _details(form: RowForm, classes: Classes, names: Names) -> tuple[tuple[str, str], ...]:
+    """Return what else all processes must agree on: forms of examples, order of labels, columns."""
+    columns = "; ".join(", ".join(map(str, each)) for each in names.values())
     return (
         ("form of inputs", str(form.inputs)),
         ("form of targets", str(form.targets)),
         ("classes (give the same classes=[...] everywhere)", str(classes)),
+        *([("columns of tables (give test_data as a table everywhere)", columns)] if names else []),
     )
 
 
@@ -304,10 +328,7 @@ def _public_classes(test_data: NodeData, given: Sequence[Any] | None) -> Classes
     """Return the public order of classes: as given, or as text labels of the test data sort."""
     if given is not None or not count_examples(test_data, "test_data"):
         return public_classes(None, given)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is said where the data are read
-        source = opened(test_data, "test_data")
-    return public_classes(raw_targets(source, "test_data"), None)
+    return public_classes(raw_targets(opened(test_data, "test_data"), "test_data"), None)
 
 
 def _test_part(test_data: NodeData, classes: Classes, most: int) -> StackedExamples | None:

@@ -16,6 +16,7 @@ from dpcsgp.records.names import model_name
 from dpcsgp.runs.default_settings import CHOSEN
 from dpcsgp.runs.design import RunDesign
 from dpcsgp.runs.node_noise import average_noise
+from dpcsgp.runs.noise_verdict import noise_share, noise_verdict
 from dpcsgp.training import Progress, Run
 
 
@@ -139,6 +140,7 @@ def plan_rows(design: RunDesign) -> dict[str, str]:
     named = f"{config.task.name}, {model}, features {config.task.features} ({size})"
     partition = "" if own else f", partition {config.task.partition}"
     rows = {
+        "verdict": noise_verdict(noise_share(design)) if own else "",
         "task": f"your own data, {model} ({size})" if own else named,
         "nodes": f"{design.topology.num_nodes}, graph {config.graph.name}{partition}",
         "method": _method(config),

@@ -182,8 +182,8 @@ def label_numbers(
         raise RefusedDataError(
             where if single else f"{where}, example {unknown}",
             f": label {flat[unknown]!r} is not among the {len(classes)} public "
-            f"classes ({shown}); give classes=[...] with all labels that may occur, the same "
-            "everywhere",
+            f"classes ({shown}); correct it or leave the example out, or add the label to the "
+            "public classes, the same everywhere",
         )
     numbers = torch.tensor([places[label] for label in flat], dtype=torch.int64)
     return numbers.reshape(np.shape(labels))

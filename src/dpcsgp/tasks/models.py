@@ -28,8 +28,8 @@ _SMALLEST_SIDE: Final = 16  # the cnn's windows do not fit a smaller image
 Shape = Sequence[int]
 
 
-def build_model(spec: str, input_shape: Shape, num_classes: int) -> nn.Module:
-    """Return a new network for inputs (E, *input_shape) with outputs (E, num_classes).
+def build_model(spec: str, input_shape: Shape, num_outputs: int) -> nn.Module:
+    """Return a new network for inputs (E, *input_shape) with outputs (E, num_outputs).
 
     "logistic" and "mlp:..." are `nn.Sequential` of Flatten, Linear and ReLU only, which the
     clipping engine knows how to do fast. "logistic" starts at zero, the others at PyTorch's random
@@ -39,17 +39,17 @@ def build_model(spec: str, input_shape: Shape, num_classes: int) -> nn.Module:
         spec: As in `task.model`: "mlp:128" (any widths, "mlp:128,64"), "logistic", "cnn" or
             "resnet18".
         input_shape: Shape of one example; (C, H, W) for "cnn" and "resnet18".
-        num_classes: At least 2.
+        num_outputs: One per class; for numbers one for each.
 
     Raises:
         ConfigError: No such model, or one that does not fit the inputs.
     """
     kind, _, widths = check_model(spec).partition(":")
-    if num_classes < 2:
-        raise ConfigError(f"num_classes = {num_classes}: expected at least 2")
+    if num_outputs < 1:
+        raise ConfigError(f"num_outputs = {num_outputs}: expected at least 1")
     if kind == "mlp":
-        return _mlp([math.prod(input_shape), *map(int, widths.split(",")), num_classes])
-    return _PLAIN[kind](input_shape, num_classes)
+        return _mlp([math.prod(input_shape), *map(int, widths.split(",")), num_outputs])
+    return _PLAIN[kind](input_shape, num_outputs)
 
 
 def check_model(spec: str) -> str:

@@ -10,7 +10,6 @@ Legend: J examples.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -28,11 +27,23 @@ NodeData = (
 )
 Classes = tuple[Any, ...] | None
 
+_SHAPE_HINT: Final = (
+    "{kind} has the shape {here}, example 0 has {first}; all examples need the same shape (crop, "
+    "resize or pad them; collate=... does it for datasets)"
+)
 TARGET_NAMES: Final = ("labels", "label", "targets", "target")
 
 
 def node_list(node_data: Any) -> list[NodeData]:
     """Return one entry per node, or say what to write where a single data set was given."""
+    if isinstance(node_data, list) and not _is_pair(node_data):
+        for node, data in enumerate(node_data):
+            if is_column(data):
+                raise ConfigError(
+                    f"node_data: node {node} is a table without targets ({type(data).__name__}): "
+                    "give (inputs, targets) for every node, such as (table[columns], "
+                    "table['outcome'])"
+                )
     if _is_one_node(node_data):
         raise ConfigError(
             "node_data: expected a list with one entry per node, got the data of one node "
@@ -40,6 +51,14 @@ def node_list(node_data: Any) -> list[NodeData]:
             "several nodes torch.utils.data.random_split(dataset, [100, 80, 60])"
         )
     return list(node_data)
+
+
+def _is_pair(data: list[Any]) -> bool:
+    """Tell whether a list holds inputs and targets of one node: two columns, the second narrow."""
+    if len(data) != 2 or not all(map(is_column, data)):
+        return False
+    shapes = [tuple(getattr(part, "shape", ())) for part in data]
+    return shapes[0][:1] == shapes[1][:1] and shapes[0] != shapes[1] and shapes[1][1:] in ((), (1,))
 
 
 def _is_one_node(data: Any) -> bool:
@@ -62,11 +81,6 @@ class Columns:
 def opened(data: Any, where: str) -> Columns | Any:
     """Return columns, or the dataset whose rows are read one by one; a loader gives its dataset."""
     if isinstance(data, DataLoader):
-        warnings.warn(
-            f"{where}: of the DataLoader only its dataset is used; private batches are drawn anew "
-            "in every step (its batch size, order, workers and collate function do not matter)",
-            stacklevel=5,
-        )
         data = data.dataset
     if isinstance(data, TensorDataset) and len(data.tensors) >= 2:
         *inputs, targets = data.tensors
@@ -88,9 +102,7 @@ def count_examples(data: NodeData, where: str) -> int:
     """Return the number of examples; None has none. `where` names the data in errors."""
     if data is None:
         return 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is said where the data are read
-        found = opened(data, where)
+    found = opened(data, where)
     try:
         if isinstance(found, Columns):
             column = _first_column(found.inputs)
@@ -234,7 +246,8 @@ class RowReader:
         for kind, tree, packing in zip(("input", "target"), trees, forms, strict=True):
             where = f"{self.where}, example {index}"
             leaves = _row_leaves(tree, packing.skeleton, where, kind, self.classes)
-            found.append(packing.pack(_in_form(leaves, packing, where, kind), where))
+            hint = getattr(self.data, "hint", _SHAPE_HINT)
+            found.append(packing.pack(_in_form(leaves, packing, where, kind, hint), where))
         return found[0], found[1]
 
 
@@ -265,16 +278,14 @@ def _row_leaf(value: Any, where: str, kind: str, classes: Classes) -> Tensor:
     return plain(value[None], keep_bytes=kind == "input")
 
 
-def _in_form(leaves: Sequence[Tensor], packing: Packing, where: str, kind: str) -> list[Tensor]:
+def _in_form(
+    leaves: Sequence[Tensor], packing: Packing, where: str, kind: str, hint: str
+) -> list[Tensor]:
     """Return the leaves if they have the shapes and formats of the first row."""
     for leaf, shape, dtype in zip(leaves, packing.shapes, packing.dtypes, strict=True):
         if tuple(leaf.shape[1:]) != shape:
-            raise RefusedDataError(
-                where,
-                f": {kind} has the shape {tuple(leaf.shape[1:])}, example 0 has {shape}; all "
-                "examples need the same shape (crop, resize or pad them; collate=... does it for "
-                "datasets)",
-            )
+            here = tuple(leaf.shape[1:])
+            raise RefusedDataError(where, f": {hint.format(kind=kind, here=here, first=shape)}")
         if leaf.dtype != dtype and not dtype.is_floating_point:
             raise RefusedDataError(
                 where, f": {kind} is {leaf.dtype}, in example 0 {dtype}; give one number format"
@@ -292,5 +303,15 @@ def check_labels(labels: Tensor, num_outputs: int, where: str) -> None:
         raise RefusedDataError(
             f"{where}, example {index}",
             f": label {labels[index].tolist()}, but the model has "
-            f"{num_outputs} outputs; labels run from 0 to {num_outputs - 1}",
+            f"{num_outputs} outputs; {label_words(int(labels[wrong].flatten()[0]), num_outputs)}",
         )
+
+
+def label_words(label: int, num_outputs: int) -> str:
+    """Return what labels have to be, and how those that often occur become so."""
+    words = f"labels run from 0 to {num_outputs - 1}"
+    if label == num_outputs:
+        return f"{words}: subtract 1 from labels that begin at 1, or give the model more outputs"
+    if label == -1 and num_outputs == 2:
+        return f"{words}: labels -1 and 1 become (labels + 1) // 2"
+    return words

@@ -9,7 +9,7 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, final
 from uuid import UUID
 
@@ -56,7 +56,7 @@ class UnitRows:
         ]
         _refuse_different_kinds(plain, where)
         numbers: dict[Hashable, int] = {}
-        found = [numbers.setdefault(value, len(numbers)) for value in plain]
+        found = [numbers.setdefault(_meaning(value), len(numbers)) for value in plain]
         unit_J = np.array(found, dtype=np.int64)
         counts = np.bincount(unit_J, minlength=len(numbers))
         order_J = np.argsort(unit_J, kind="stable")
@@ -113,6 +113,25 @@ def _identifier(value: Any, where: str) -> Hashable:
         )
     assert isinstance(value, Hashable)
     return value
+
+
+def _meaning(value: Hashable) -> Hashable:
+    """Return what an identifier means: text that is a number is that number, spaces do not count.
+
+    Each by itself, without a look at the others: were "7" and "7.0" one person or two depending on
+    what somebody else is called, one person could split all others. Two persons in one are safe,
+    one person in two is not.
+    """
+    if isinstance(value, tuple):
+        return tuple(map(_meaning, value))
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    return number if number.is_finite() else text
 
 
 def _is_missing(value: Any) -> bool:

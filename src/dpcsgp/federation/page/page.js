@@ -1,5 +1,6 @@
 "use strict";
-// Reads status.json again and again. Every text goes in as text, never as markup.
+// Shows the facts that came with the page, then reads status.json again and again. Every text goes
+// in as text, never as markup.
 
 const PAUSE = 2000;
 const at = (id) => document.getElementById(id);
@@ -41,11 +42,17 @@ function notice(severity, badge, title, text) {
   return item;
 }
 
+function behind(name, facts) {
+  const peer = facts.peers.find((each) => each.name === name);
+  return peer?.waits_for?.length ? `${name} (which waits for ${peer.waits_for.join(", ")})` : name;
+}
+
 function notices(facts) {
   const found = [];
   if (facts.phase === "failed") found.push(notice("danger", "Failed", "This start has failed.", "Its last lines say why."));
   if (facts.waiting_for.length && facts.waiting_seconds >= 3) {
-    const text = `${facts.waiting_for.join(", ")}, for ${span(facts.waiting_seconds)} now. Nothing is lost: training goes on when they are back.`;
+    const names = facts.waiting_for.map((name) => behind(name, facts));
+    const text = `${names.join(", ")}, for ${span(facts.waiting_seconds)} now. Nothing is lost: training goes on when they are back.`;
     found.push(notice("caution", "Waiting", "Waiting for", text));
   }
   return found;
@@ -141,4 +148,9 @@ async function refresh() {
   setTimeout(refresh, document.hidden ? 5 * PAUSE : PAUSE);
 }
 
+try {
+  show(JSON.parse(at("first").textContent));
+} catch (error) {
+  // The run has not begun: there are none yet.
+}
 refresh();

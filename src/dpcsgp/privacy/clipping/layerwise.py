@@ -353,20 +353,26 @@ class LayerwiseEngine:
         return example_loss
 
     def _plan(self, parameters: dict[str, Tensor], inputs: Tensor) -> ChunkPlan:
-        """Return which ghost norms are exact and the rows of a chunk, found on public zeros."""
+        """Return which ghost norms are exact and the rows of a chunk, found on public rows."""
         key = (inputs.shape[1:], inputs.dtype, self.module.training)
         if key not in self._plans:
             exact = {name for names in self._owned.values() for name in names.values()}
 
-            def forward(rows: int, shared: Shared) -> tuple[Any, list[LayerCall]]:
-                zeros = inputs.new_zeros(rows // self._views, *inputs.shape[1:])
-                return self._forward(parameters, exact, zeros, shared)
+            def forward(
+                rows: int, shared: Shared, mixed: bool = False
+            ) -> tuple[Any, list[LayerCall]]:
+                public = inputs.new_zeros(rows // self._views, *inputs.shape[1:])
+                if mixed:  # with ones among the zeros, the same in every pass
+                    with torch_seed(0, "rows of zeros and ones"):
+                        public += torch.randint(0, 2, public.shape).to(public)
+                return self._forward(parameters, exact, public, shared)
 
-            shared = shared_lookups(forward, self._views)
+            shared = shared_lookups(self.module, forward, self._views)
             calls: list[LayerCall] = []
             for num_examples in (2, 3):  # an axis that follows both sizes is the example axis
                 length = num_examples * self._views
-                outputs, calls = forward(length, shared)
+                with torch_seed(0, "rows of a chunk"):
+                    outputs, calls = forward(length, shared)
                 exact -= wrongly_covered(self._owned, parameters, outputs, calls, length)
             explicit = [name for name in self._layout.names if name not in exact]
             usual = rows_that_fit(calls, self._owned, self._views, self._most_rows)

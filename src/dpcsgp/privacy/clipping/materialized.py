@@ -76,5 +76,7 @@ def _batched(
         raise ModelError(
             f"model parameters {names}: their layers have no closed form for per-example "
             f"gradients and torch.func cannot batch them ({error}); replace these layers, or "
-            "freeze them with requires_grad_(False)"
+            "freeze them with requires_grad_(False). An embedding of positions has a closed form "
+            "if it is looked up for every row (position_ids expanded over the batch); random "
+            "masks may stand in the way: set dropout to 0, or pass the model in eval() mode"
         ) from error
