@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# One thread per test process: two of them share two cores without fighting.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# One thread per test process: two of them share two cores without fighting. Failures end the
+# output: warnings of the product are checked by tests, not read here.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --disable-warnings
 
 .PHONY: help demo test test-fast check stress mutants clean
 

@@ -17,8 +17,11 @@ Legend: N hosted nodes, D coordinates.
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -135,19 +138,26 @@ class KeptReleases:
     def clear(self) -> None:
         """Delete all releases, and what a kill left half-written: the run has ended."""
         self.forget_before(max(self._steps(), default=0) + 1)
-        for rest in self.folder.glob(f".step-*.part-{self.rank}-of-{self.world_size}.*.tmp"):
-            rest.unlink(missing_ok=True)
-        if self.folder.is_dir() and not any(self.folder.iterdir()):
+        half_written = f".step-*.part-{self.rank}-of-{self.world_size}.*.tmp"
+        for name in fnmatch.filter(self._names(), half_written):
+            (self.folder / name).unlink(missing_ok=True)
+        # The last of the processes takes the folder away: not empty or gone already is no fault.
+        with suppress(OSError):
             self.folder.rmdir()
 
     def _steps(self) -> set[int]:
-        if not self.folder.is_dir():
-            return set()
-        matches = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
+        matches = map(_NAME.fullmatch, self._names())
         mine = (self.rank, self.world_size)
         return {
             int(match[1]) for match in matches if match and (int(match[2]), int(match[3])) == mine
         }
+
+    def _names(self) -> list[str]:
+        """Return the names in the folder; none if there is no folder (any more)."""
+        try:
+            return os.listdir(self.folder)
+        except FileNotFoundError:  # other processes of the run may take it away at the end
+            return []
 
     def _file(self, step: int) -> Path:
         name = f"step-{step:06d}.part-{self.rank}-of-{self.world_size}.safetensors"
