@@ -123,7 +123,7 @@ def test_large_graphs_get_the_rule() -> None:
     ring, compressor = directed_ring(80), parse_compressor("rot:1")
     in_step = best_mixing_rate(ring, compressor, DIM)
     rate = best_mixing_rate(ring, compressor, DIM, max_lag=5)
-    assert rate == pytest.approx(in_step / 3)
+    assert rate == pytest.approx(in_step / 3, rel=1e-5)  # six digits are kept
     require_stable(ring, compressor, rate, DIM, 5)
     assert "a rule, not a law" in stability_report(ring, compressor, DIM, None, 5).explanation
 
