@@ -54,6 +54,9 @@ def test_a_party_that_is_gone_is_waited_for(tmp_path: Path, seconds: float) -> N
         assert max(used) < 0.05, used
         # In a ring everybody waits for its sender, and the one behind the gap says for whom.
         assert waited == {0: ["lab-4"], 1: ["lab-0"], 3: ["lab-2"], 4: ["lab-3"]}
+        for node, names in waited.items():
+            lags = {peer["name"]: peer["lag"] for peer in parties.status(node)["peers"]}
+            assert lags[names[0]] >= 1, (node, lags)
         assert moves_on(parties, seconds=5.0) < 5.0
         parties.wait()
     check_twin(tmp_path, roster)

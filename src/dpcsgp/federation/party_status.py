@@ -164,10 +164,11 @@ class StatusKeeper:
     def _peers(self) -> list[dict[str, Any]]:
         """Return one entry per neighbour, by node."""
         topology, done = self.roster.topology, self.network.traffic.rounds
-        entries = []
+        entries, (waited, _) = [], self._waits
         for name, known in self.network.status().items():
             node = self.roster.node_of(name)
             sends = node in topology.senders_to(self.node)
+            behind = done - (known.received if sends else known.acknowledged)
             entries.append(
                 {
                     "name": name,
@@ -178,7 +179,8 @@ class StatusKeeper:
                     "last_heard": known.last_heard,
                     "received": known.received if sends else None,
                     "acknowledged": known.acknowledged,
-                    "lag": max(done - (known.received if sends else known.acknowledged), 0),
+                    # who is waited for is behind by the round under way
+                    "lag": max(behind, int(name in waited)),
                     "bytes_in": known.bytes_in,
                     "bytes_out": known.bytes_out,
                     "problem": known.problem,
