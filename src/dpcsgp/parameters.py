@@ -15,34 +15,40 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Names, shapes and offsets of a module's trainable parameters.
+    """Names and shapes of a module's trainable parameters.
 
     They stand in the order of `module.named_parameters()`.
     """
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
-    offsets: tuple[int, ...]
     dim: int
 
     @classmethod
     def of(cls, module: nn.Module) -> ParameterLayout:
         """Read the layout of a module."""
-        names, shapes, offsets, dim = [], [], [], 0
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                names.append(name)
-                shapes.append(parameter.shape)
-                offsets.append(dim)
-                dim += parameter.numel()
-        return cls(tuple(names), tuple(shapes), tuple(offsets), dim)
+        trained = {
+            name: parameter.shape
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
+        dim = sum(shape.numel() for shape in trained.values())
+        return cls(tuple(trained), tuple(trained.values()), dim)
 
     def views(self, flat_ND: Tensor) -> dict[str, Tensor]:
         """Return name -> (N, *shape) views (no copy) into the flat vectors."""
-        num_nodes = flat_ND.shape[0]
+        return self._cut(flat_ND, (flat_ND.shape[0],))
+
+    def parts(self, flat_D: Tensor) -> dict[str, Tensor]:
+        """Return name -> (*shape) views (no copy) into one flat vector."""
+        return self._cut(flat_D, ())
+
+    def _cut(self, flat: Tensor, lead: tuple[int, ...]) -> dict[str, Tensor]:
+        # One call cuts all of them: slices one by one cost more than a small layer computes.
+        runs = flat.split_with_sizes([shape.numel() for shape in self.shapes], dim=-1)
         return {
-            name: flat_ND[:, offset : offset + shape.numel()].view(num_nodes, *shape)
-            for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True)
+            name: run.view(*lead, *shape)
+            for name, shape, run in zip(self.names, self.shapes, runs, strict=True)
         }
 
     def flatten(self, module: nn.Module) -> Tensor:

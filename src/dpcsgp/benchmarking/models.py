@@ -23,11 +23,13 @@ from dpcsgp.benchmarking.peers import Peer
 from dpcsgp.benchmarking.stopwatch import Ratio, compare, measure
 from dpcsgp.benchmarking.workload import Workload
 from dpcsgp.errors import DpcsgpError
+from dpcsgp.privacy.events import Sampling
 
 _LENGTH: Final = 32  # words of an example
 _WORDS: Final = 500
 _WIDTH: Final = 64
 _ATTENTION: Final = 2.5  # at most so many times plain SGD
+_ROUNDS: Final = 7
 _PEERS: Final = ("hooks", "functorch", "ew", "ghost")
 
 
@@ -144,7 +146,8 @@ def _frozen(positions: bool = False) -> Logits:
 class Case(NamedTuple):
     """A model, its limit beside plain SGD, the same model as Opacus takes it, what it needs.
 
-    And the expected batch, of how many examples.
+    And the expected batch, of how many examples, and how it is drawn: a Poisson batch of 64 has 80
+    public places, a uniform one is always full.
     """
 
     build: Callable[[], nn.Module]
@@ -152,6 +155,7 @@ class Case(NamedTuple):
     peer: Callable[[], nn.Module] | None = None
     needs: tuple[str, ...] = ()
     batch: tuple[int, int] = (64, 512)
+    sampling: Sampling = "poisson"
 
 
 _HF: Final = ("transformers",)
@@ -165,6 +169,9 @@ CASES: Final[dict[str, Case]] = {
     "tiny DistilBERT": Case(_distilbert, _ATTENTION, None, _HF),
     "tiny GPT-2": Case(_gpt2, _ATTENTION, lambda: _gpt2(True), _HF),
     "BERT, LoRA": Case(_lora, 1.5, lambda: _lora(True), (*_HF, "peft")),
+    "BERT, LoRA, uniform sampling": Case(
+        _lora, 1.5, lambda: _lora(True), (*_HF, "peft"), sampling="uniform"
+    ),
     "BERT, LoRA, large batch": Case(_lora, 1.5, lambda: _lora(True), (*_HF, "peft"), (1024, 8192)),
     "BERT, frozen, head": Case(_frozen, 0.5, lambda: _frozen(True), _HF),
 }
@@ -183,6 +190,7 @@ def model_workload(name: str, quick: bool = False) -> Workload:
         words=0 if image else _WORDS,
         build=case.build,
         build_peer=case.peer,
+        sampling=case.sampling,
     )
 
 
@@ -227,8 +235,9 @@ def _compare(name: str, case: Case, quick: bool) -> tuple[list[Ratio], list[str]
                 except DpcsgpError:  # does not run with this model
                     continue
                 ways[f"Opacus {peer.name}"] = peer
-        times = measure(ways, 2 if quick else 3, settle=not quick)
-    note = f"batch {work.batch_size} of {work.examples_per_node}, processor time"
+        times = measure(ways, 2 if quick else _ROUNDS, settle=not quick)
+    drawn = "" if work.sampling == "poisson" else f", {work.sampling}"
+    note = f"batch {work.batch_size} of {work.examples_per_node}{drawn}, processor time"
     ratios = [compare("models", times, name, plain, clock="cpu", limit=case.limit, note=note)]
     others = [way for way in times if way not in (name, plain)]
     if not others:

@@ -19,6 +19,7 @@ from dpcsgp.benchmarking import opacus_modes
 from dpcsgp.config import Config
 from dpcsgp.parameters import ParameterLayout
 from dpcsgp.privacy import GaussianMechanism, clipping_engine
+from dpcsgp.privacy.events import Sampling
 from dpcsgp.randomness import PrivateRandomness, torch_seed
 from dpcsgp.runs.facts import Facts
 from dpcsgp.runs.frozen_features import with_frozen_features
@@ -41,6 +42,7 @@ class Workload:
     words: int = 0  # inputs are words of so large a vocabulary; 0: numbers
     build: Callable[[], nn.Module] | None = None  # None: a model that a config names
     build_peer: Callable[[], nn.Module] | None = None  # the same model as peers need it
+    sampling: Sampling = "poisson"
 
     @cached_property
     def module(self) -> nn.Module:
@@ -91,7 +93,7 @@ class Workload:
         """Return the mechanism of these nodes; batches are full if they have no more examples."""
         times = self.num_nodes
         sizes = (self.batch_size,) * times, (self.examples_per_node,) * times
-        return GaussianMechanism(CLIP_NORM, (noise_multiplier,) * times, *sizes)
+        return GaussianMechanism(CLIP_NORM, (noise_multiplier,) * times, *sizes, self.sampling)
 
     def plain(self) -> Callable[[], None]:
         """Return one gradient of ordinary SGD per node: gather, forward, backward."""

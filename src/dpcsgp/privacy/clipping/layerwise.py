@@ -166,7 +166,7 @@ class LayerwiseEngine:
         """Return one chunk of one node: all chunks run alike, in memory of their own."""
         if self._views > 1 and not self._unit:
             inputs = inputs[:, None].expand(-1, self._views, *inputs.shape[1:])
-        plan = self._plan(self._parameters_of(parameters_ND, 0), inputs)
+        plan = self._plan(parameters_ND, inputs)
         return 1, plan.rows_for(shape.places)
 
     def prepare(self, parameters_ND: Tensor, inputs: Tensor) -> None:
@@ -180,14 +180,14 @@ class LayerwiseEngine:
                 "model: batch normalisation was put into train() mode after the start, where it "
                 "mixes examples; keep it in eval() mode"
             )
-        self._plan(self._parameters_of(parameters_ND, 0), inputs[0])
+        self._plan(parameters_ND, inputs[0])
 
     def pass_sum(self, batch: Pass, observe: Observer | None = None) -> Tensor:
         """Return sum_e g_e min(1, clip_norm / |g_e|) over the present examples: (N, D).
 
         In double precision if there are more chunks than float32 may sum.
         """
-        plan = self._plan(self._parameters_of(batch.parameters_ND, 0), batch.inputs[0])
+        plan = self._plan(batch.parameters_ND, batch.inputs[0])
         size = plan.rows_for(batch.shape.places)
         chunks = [slice(start, start + size) for start in range(0, batch.inputs.shape[1], size)]
         # Few enough rows are summed in float32, groups of them in double precision.
@@ -211,8 +211,7 @@ class LayerwiseEngine:
 
     def _parameters_of(self, flat_ND: Tensor, row: int) -> dict[str, Tensor]:
         """Return one node's parameters by name, as views of its flat vector."""
-        views = self._layout.views(flat_ND[row : row + 1])
-        return {name: value[0].detach() for name, value in views.items()}
+        return self._layout.parts(flat_ND[row].detach())
 
     def _group_sums(self, node: _Node, chunks: Iterable[Chunk]) -> dict[str, Tensor]:
         """Return each parameter's clipped sum over as many chunks as float32 may sum."""
@@ -352,10 +351,11 @@ class LayerwiseEngine:
 
         return example_loss
 
-    def _plan(self, parameters: dict[str, Tensor], inputs: Tensor) -> ChunkPlan:
+    def _plan(self, parameters_ND: Tensor, inputs: Tensor) -> ChunkPlan:
         """Return which ghost norms are exact and the rows of a chunk, found on public rows."""
         key = (inputs.shape[1:], inputs.dtype, self.module.training)
         if key not in self._plans:
+            parameters = self._parameters_of(parameters_ND, 0)
             exact = {name for names in self._owned.values() for name in names.values()}
 
             def forward(
