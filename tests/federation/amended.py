@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).parent))
 from parties import free_address
-from running import FORKS, quicken, slow_down, unblock_signals
+from running import FORKS, quicken, releases_in, slow_down, unblock_signals
 
 from dpcsgp.cli.main import cli
 from dpcsgp.errors import DpcsgpError
@@ -213,6 +213,16 @@ class Running:
     def status(self, name: str) -> dict[str, Any]:
         found = list((self.root / name).glob("runs/*/status.json"))
         return json.loads(found[0].read_bytes()) if found else {}
+
+    def releases(self, name: str) -> int:
+        return releases_in(self.root / name)
+
+    def until_released(self, name: str, count: int, seconds: float = 150.0) -> None:
+        """Wait until a party has made so many releases."""
+        deadline = time.monotonic() + seconds
+        while self.releases(name) < count:
+            assert time.monotonic() < deadline, self.status(name)
+            time.sleep(0.05)
 
     def until(self, name: str, seconds: float = 150.0, **least: Any) -> dict[str, Any]:
         """Wait until the status of a party has these values, numbers at least."""

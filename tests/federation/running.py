@@ -104,6 +104,15 @@ def request_of(
     return PartyRequest(party, Roster.load(root / "federation.toml"), examples, seed=seed)
 
 
+def releases_in(folder: Path) -> int:
+    """Count a party's releases by its ledger: its status may be a second old, or of another start.
+
+    After six more than in a backup the others surely hold frames that the backup does not know.
+    """
+    files = folder.glob("runs/*/ledger/node-*.jsonl")
+    return sum(file.read_text().count('"kind":"release"') for file in files)
+
+
 def results_of(root: Path, node: int) -> Path:
     return latest_place(PartyFolder.open(root / f"lab-{node}"))
 
@@ -247,6 +256,16 @@ class Running:
         """Return the processor time that a party has used since its start (Linux)."""
         words = Path(f"/proc/{self.processes[node].pid}/stat").read_text().rpartition(")")[2]
         return sum(map(int, words.split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def releases(self, node: int) -> int:
+        return releases_in(self.root / f"lab-{node}")
+
+    def until_released(self, node: int, count: int, seconds: float = 60.0) -> None:
+        """Wait until a party has made so many releases."""
+        deadline = time.monotonic() + seconds
+        while self.releases(node) < count:
+            assert time.monotonic() < deadline, self.status(node)
+            time.sleep(0.05)
 
     def until_step(self, node: int, step: int, seconds: float = 60.0) -> None:
         """Wait until a party says that it has made so many steps."""

@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from commands import commands, until
-from running import DIGITS, make_federation
+from running import DIGITS, make_federation, releases_in
 
 from dpcsgp.cli.exit_codes import ExitCode, code_of_ending, code_of_error
 from dpcsgp.errors import CheckpointError, DpcsgpError, LedgerError, WaitStoppedError
@@ -23,12 +23,6 @@ from dpcsgp.records.ending import Ending
 ROOT = Path(__file__).parents[2]
 RUN = ("party", "run", "federation.toml", "--folder")
 LONG = DIGITS.replace("steps = 12", "steps = 150")
-
-
-def releases(root: Path, party: str) -> int:
-    """Count a party's releases by its ledger: its status may be a second old."""
-    files = root.glob(f"{party}/runs/*/ledger/node-*.jsonl")
-    return sum(file.read_text().count('"kind":"release"') for file in files)
 
 
 def test_every_code_has_its_section_in_the_documentation() -> None:
@@ -119,12 +113,12 @@ def test_stopped_restored_and_done(tmp_path: Path) -> None:
     with commands(tmp_path) as start:
         first = start(*RUN, "lab-0", "--log-file", "lines.log")
         second = start(*RUN, "lab-1")
-        until(lambda: releases(tmp_path, "lab-1") >= 20)
+        until(lambda: releases_in(party) >= 20)
         second.kill()
         shutil.copytree(party, tmp_path / "old")
-        before = releases(tmp_path, "lab-1")
+        before = releases_in(party)
         second = start(*RUN, "lab-1")
-        until(lambda: releases(tmp_path, "lab-1") >= before + 20)
+        until(lambda: releases_in(party) >= before + 20)
         second.kill()
         log = tmp_path / "lines.log"
         until(lambda: "waiting for lab-1" in log.read_text())  # a short wait is not worth a line

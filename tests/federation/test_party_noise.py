@@ -85,11 +85,12 @@ def test_an_old_backup_draws_no_stream_again(tmp_path: Path) -> None:
     party, backup = tmp_path / "lab-1", tmp_path / "backup"
     with running(tmp_path, 4, pause=0.1, seed=None) as parties:
         parties.start()
-        parties.until_step(1, 4)
+        parties.until_released(1, 4)
         assert parties.kill(1)
         shutil.copytree(party, backup)
+        made = parties.releases(1)
         parties.start(1)
-        parties.until_step(1, 10)
+        parties.until_released(1, made + 6)
         assert parties.kill(1)
         shutil.rmtree(party)
         backup.rename(party)
