@@ -232,13 +232,15 @@ class Running:
     ) -> int:
         """Kill and start again until there were so many kills or nobody is left."""
         done = 0
-        while done < kills and any(p.exitcode is None for p in self.processes.values()):
+        while done < kills:
             time.sleep(chance.uniform(*pauses))
-            node = chance.choice(
-                [n for n, p in self.processes.items() if p.exitcode is None] or [0]
-            )
-            done += self.kill(node)
-            self.start(node)
+            left = [node for node, each in self.processes.items() if each.exitcode is None]
+            if not left:
+                break
+            node = chance.choice(left)
+            if self.kill(node):
+                done += 1
+                self.start(node)
         return done
 
     def wait(self, seconds: float = 90.0, codes: Sequence[int] = (0,)) -> None:

@@ -54,7 +54,7 @@ def test_five_hosts_end_as_the_simulator_does_after_kills_and_a_partition(tmp_pa
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
 def test_five_hosts_end_as_the_simulator_does_whatever_the_network_does(tmp_path: Path) -> None:
-    plan = PLAN.replace("steps = 20", "steps = 120")
+    plan = PLAN.replace("steps = 20", "steps = 400")  # more than 20 kills take
     with hosts(5) as made:
         made.weather = Weather(delay=0.1, spread=0.05, loss=0.05)
         roster = make_federation(tmp_path, 5, plan, addresses=addresses(made))

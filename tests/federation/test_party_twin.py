@@ -74,7 +74,7 @@ def test_kills_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kills", "steps"),
     [
-        pytest.param(10, 30, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+        pytest.param(10, 60, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
         pytest.param(300, 700, marks=[pytest.mark.stress, pytest.mark.timeout(5400)]),
     ],
 )
