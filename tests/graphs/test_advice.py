@@ -234,3 +234,12 @@ def test_cautious_rates_stay_bounded(name: str, spec: str, noise: float) -> None
 @pytest.mark.slow
 def test_a_bold_rate_breaks_plain_sign() -> None:
     assert not late_over_early(directed_ring(10), parse_compressor("sign:32"), 0.5, 0.0) < 1e3
+
+
+@pytest.mark.parametrize("spec", ["rot:1", "gsgd:4/64", "rand:0.5"])
+def test_the_rate_has_no_digits_that_depend_on_the_processor(spec: str) -> None:
+    """Push-sum weights in frames follow from it, and every party works it out itself."""
+    for topology in (random_digraph(4, 0.3, seed=3), directed_ring(5)):
+        for lag in (0, 2):
+            rate = best_mixing_rate(topology, parse_compressor(spec), DIM, max_lag=lag)
+            assert rate == float(f"{rate:.6g}")
