@@ -32,7 +32,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from dpcsgp.privacy.clipping.engine import fixed_arithmetic
+from dpcsgp.privacy.clipping.arithmetic import fixed_arithmetic
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.privacy.row_checks import Rows, rows_are_equal
 

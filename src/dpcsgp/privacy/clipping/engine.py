@@ -19,8 +19,7 @@ with differential privacy" (2016).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final, Protocol, final
 
 import torch
@@ -28,13 +27,14 @@ from torch import Tensor, nn
 
 from dpcsgp.errors import ConfigError, ModelError
 from dpcsgp.parameters import ParameterLayout
+from dpcsgp.privacy.clipping.arithmetic import fixed_arithmetic
 from dpcsgp.privacy.clipping.contract import NORM, Fetch, Fetched, Loss, Pass, PassEngine
 from dpcsgp.privacy.clipping.layerwise import LayerwiseEngine
 from dpcsgp.privacy.clipping.linear_stack import LinearStackEngine, is_linear_stack
 from dpcsgp.privacy.model_checks import check_model
 from dpcsgp.privacy.passes import PassShape
 
-__all__ = ["CheckedEngine", "ClippingEngine", "Loss", "clipping_engine", "fixed_arithmetic"]
+__all__ = ["CheckedEngine", "ClippingEngine", "Loss", "clipping_engine"]
 
 # below, roundings of the smallest float32 numbers would no longer be negligible
 SMALLEST_CLIP: Final = 2.0**-30
@@ -320,31 +320,3 @@ def _joined(seen: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
 
 def _nodes_with_examples(present_NP: Tensor) -> list[slice]:
     return [slice(node, node + 1) for node in present_NP.any(dim=1).nonzero().flatten().tolist()]
-
-
-@contextmanager
-def fixed_arithmetic(device: torch.device, threads: int) -> Iterator[None]:
-    """Keep float32, its smallest numbers and the number of threads, whatever the caller has set.
-
-    Half precision, TF32 or flushed denormals would break the bound; another number of threads is
-    not what was checked.
-    """
-    kind = device.type if device.type in ("cpu", "cuda") else "cpu"
-    flushed, before = float(torch.tensor(2.0**-140) * 1.0) == 0.0, torch.get_num_threads()
-    with (
-        torch.autocast(kind, enabled=False),
-        torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
-    ):
-        matmul, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
-        if flushed:
-            torch.set_flush_denormal(False)
-        if before != threads:
-            torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = matmul
-            if flushed:
-                torch.set_flush_denormal(True)
-            if before != threads:
-                torch.set_num_threads(before)
