@@ -17,7 +17,7 @@ from typing import Any, Final, final
 
 # Sums may be taken apart into several; infinities and NaN keep their meaning.
 _ANY_ORDER: Final = {"reassoc", "nsz", "contract"}
-_INLINED: Final[list[Callable[..., float]]] = []
+_INLINED: Final[list[Callable[..., Any]]] = []
 
 
 def compiled(
@@ -45,7 +45,7 @@ def compiled(
     return lambda loop: _Loop(loop, list(signatures), options)
 
 
-def inlined(function: Callable[..., float]) -> Callable[..., float]:
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function part of the compiled loops that call it; by itself it is plain Python."""
     _INLINED.append(function)
     return function
@@ -100,11 +100,11 @@ _LOCK: Final = threading.Lock()
 
 
 def _with_inlined(loop: Any, inline: Callable[[Any], Any]) -> Any:
-    """Return the loop with its calls of inlined functions bound to what the compiler inlines."""
+    """Return a function with its calls of inlined ones bound to what the compiler inlines."""
     called = {name: loop.__globals__.get(name) for name in loop.__code__.co_names}
     names = [name for name, value in called.items() if any(value is one for one in _INLINED)]
     if not names:
         return loop
-    bound = {name: inline(loop.__globals__[name]) for name in names}
+    bound = {name: inline(_with_inlined(loop.__globals__[name], inline)) for name in names}
     copied = FunctionType(loop.__code__, {**loop.__globals__, **bound}, loop.__name__)
     return functools.update_wrapper(copied, loop)

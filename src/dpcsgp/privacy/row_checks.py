@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dpcsgp.errors import ModelError
+from dpcsgp.privacy.clipping.arithmetic import check_products
 from dpcsgp.privacy.clipping.engine import CheckedEngine
 from dpcsgp.privacy.passes import PassShape
 from dpcsgp.randomness import torch_seed
@@ -97,8 +98,10 @@ def engine_with_equal_rows(
         The engine, and whether its rows need fixed places.
 
     Raises:
-        ModelError: where even one row at a time does not repeat itself bit for bit.
+        ModelError: where even one row at a time does not repeat itself bit for bit, or where
+            products are not float32.
     """
+    check_products(public[0].device)
     # Not the model itself: layers that start at zero would hide every difference behind them.
     with torch_seed(0, "row checks"):
         model_D = model_D + _NEARBY * torch.randn(model_D.shape, dtype=model_D.dtype)

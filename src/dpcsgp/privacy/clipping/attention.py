@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpcsgp.privacy.clipping.products import linear
 from dpcsgp.privacy.clipping.projections import Projection, Record
 
 
@@ -73,9 +74,9 @@ def _projected(
         rows = slice(first, first + count * layer.embed_dim)
         tokens = part if layer.batch_first else part.transpose(0, 1)
         if len(groups) == 1:  # no slice, which would be one more node of the graph
-            out = F.linear(tokens, weight, bias)
+            out = linear(tokens, weight, bias)
         else:
-            out = F.linear(tokens, weight[rows], None if bias is None else bias[rows])
+            out = linear(tokens, weight[rows], None if bias is None else bias[rows])
         record(layer, tokens, out, Projection("in_proj_weight", "in_proj_bias", first))
         found += out.chunk(count, dim=2)
         first = rows.stop

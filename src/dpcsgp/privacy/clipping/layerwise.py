@@ -45,7 +45,9 @@ from dpcsgp.privacy.clipping.ghost_norms import (
 )
 from dpcsgp.privacy.clipping.layer_rules import grad_samples, has_rule
 from dpcsgp.privacy.clipping.materialized import ExampleLoss, materialized_sums
+from dpcsgp.privacy.clipping.products import linear_layers, weights_left_out
 from dpcsgp.privacy.clipping.recording import (
+    Forward,
     LayerCall,
     Shared,
     composites_replaced,
@@ -101,6 +103,7 @@ class LayerwiseEngine:
         self._owned = owned_parameters(module)
         self._slots = parameter_slots(module)
         self._composites = trained_composites(module, self._owned)
+        self._linears = linear_layers(module)
         self._memory = Workspace()
         self._still = frozen_statistics(module)
         self._plans: dict[tuple[torch.Size, torch.dtype, bool], ChunkPlan] = {}
@@ -141,7 +144,7 @@ class LayerwiseEngine:
         names = {name for own in self._owned.values() for name in own.values()}
         hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda part: part)
         with hooks, torch_seed(0, "bytes of a row"):
-            outputs, calls = self._run(parameters, names, rows, frozenset())
+            outputs, calls, _ = self._run(parameters, names, rows, frozenset())
         for call in calls:
             note(call.activations)
         backprops = sum(rows.element_size() * call.output_shape.numel() for call in calls)
@@ -260,15 +263,17 @@ class LayerwiseEngine:
         """Run the two passes; return the per-example gradients of parameters with ghost norms."""
         (parameters, plan, _, observe), num_examples = node, len(chunk.inputs)
         with outputs_shown(self.module, num_examples * self._views, observe):
-            outputs, calls = self._forward(parameters, plan.ghost, chunk.inputs, plan.shared)
+            forward = self._forward(parameters, plan.ghost, chunk.inputs, plan.shared)
         with torch.enable_grad():
-            losses = self._losses(outputs, chunk.targets, num_examples, chunk.filled_EM)
+            losses = self._losses(forward.outputs, chunk.targets, num_examples, chunk.filled_EM)
             total = losses.sum()
         if observe is not None:
             observe("the loss", losses.detach())
         # The backward pass ends at layer outputs: no weight gradient is ever formed.
+        calls = forward.calls
         edges = [call.edge for call in calls]
-        all_backprops = list(torch.autograd.grad(total, edges, allow_unused=True))
+        with forward.way_back(), weights_left_out():
+            all_backprops = list(torch.autograd.grad(total, edges, allow_unused=True))
         self._memory.reset()  # what the chunk before held there is summed
         if plan.rows < plan.usual_rows:
             self._memory.fewest_rows = plan.usual_rows
@@ -297,18 +302,25 @@ class LayerwiseEngine:
 
     def _forward(
         self, parameters: dict[str, Tensor], wanted: Iterable[str], inputs: Tensor, shared: Shared
-    ) -> tuple[Any, list[LayerCall]]:
+    ) -> Forward:
         """Run the module and record the calls of layers that have some of these parameters."""
         rows = inputs if self._views == 1 else inputs.flatten(0, 1)
         return self._run(parameters, wanted, rows, shared)
 
     def _run(
         self, parameters: dict[str, Tensor], wanted: Iterable[str], rows: Tensor, shared: Shared
-    ) -> tuple[Any, list[LayerCall]]:
+    ) -> Forward:
         names = frozenset(wanted)
         layers = [layer for layer, own in self._owned.items() if names.intersection(own.values())]
         return recorded_forward(
-            self.module, self._slots, self._composites, parameters, layers, rows, shared
+            self.module,
+            self._slots,
+            self._composites,
+            self._linears,
+            parameters,
+            layers,
+            rows,
+            shared,
         )
 
     def _losses(
@@ -365,7 +377,7 @@ class LayerwiseEngine:
                 if mixed:  # with ones among the zeros, the same in every pass
                     with torch_seed(0, "rows of zeros and ones"):
                         public += torch.randint(0, 2, public.shape).to(public)
-                return self._forward(parameters, exact, public, shared)
+                return self._forward(parameters, exact, public, shared)[:2]
 
             shared = shared_lookups(self.module, forward, self._views)
             calls: list[LayerCall] = []

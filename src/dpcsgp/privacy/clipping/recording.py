@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from dpcsgp.privacy.clipping.attention import attention_forward
 from dpcsgp.privacy.clipping.contract import Observer
 from dpcsgp.privacy.clipping.layer_rules import COMPOSITES, has_rule
+from dpcsgp.privacy.clipping.products import fast_products
 from dpcsgp.privacy.clipping.projections import Projection, Record
 from dpcsgp.privacy.clipping.recurrent import RECURRENT, recurrent_forward
 from dpcsgp.randomness import torch_seed
@@ -49,6 +50,18 @@ class LayerCall(NamedTuple):
         if map_ is None:
             return own
         return {key: name for key, name in own.items() if key in (map_.weight, map_.bias)}
+
+
+class Forward(NamedTuple):
+    """What a forward pass gave, and what the way back needs around it.
+
+    Within `way_back()` the module has the parameters and layers that it was passed with: under
+    `torch.utils.checkpoint` activations are computed once more there.
+    """
+
+    outputs: Any
+    calls: list[LayerCall]
+    way_back: Callable[[], AbstractContextManager[None]]
 
 
 def owned_parameters(module: nn.Module) -> Owned:
@@ -104,23 +117,28 @@ def _parameters_replaced(slots: Sequence[Slot], values: Mapping[str, Tensor]) ->
 def recorded_forward(
     module: nn.Module,
     slots: Sequence[Slot],
-    composites: Iterable[nn.Module],
+    composites: Sequence[nn.Module],
+    linears: Sequence[nn.Module],
     parameters: Mapping[str, Tensor],
     layers: Iterable[nn.Module],
     inputs: Tensor,
     shared: Shared,
-) -> tuple[Any, list[LayerCall]]:
+) -> Forward:
     """Run the module with these parameters and record the calls of these layers.
 
     The outputs of `shared` calls, which serve all rows at once, are repeated for every row.
+    `linears` are the layers whose products `products` computes.
     """
     calls: list[LayerCall] = []
     wanted, seen = set(layers), Counter[nn.Module]()
+    passed = False  # what a checkpoint computes once more is recorded already
+    # Weights ask for gradients only so that every output has a graph node; none is ever computed.
+    leaves = {name: value.requires_grad_() for name, value in parameters.items()}
 
     def keep(
         layer: nn.Module, activations: Tensor, output: Tensor, projection: Projection | None = None
     ) -> None:
-        if output.requires_grad and layer in wanted:
+        if output.requires_grad and layer in wanted and not passed:
             # The edge, unlike the tensor, still means this layer's output after an in-place ReLU.
             edge, version = get_gradient_edge(output), activations._version
             calls.append(
@@ -144,17 +162,24 @@ def recorded_forward(
         for layer in wanted
         if not isinstance(layer, COMPOSITES)
     ]
+
+    @contextmanager
+    def as_passed() -> Iterator[None]:
+        with (
+            composites_replaced(composites, keep),
+            fast_products(linears),
+            _parameters_replaced(slots, leaves),
+        ):
+            yield
+
     try:
-        with torch.enable_grad(), composites_replaced(composites, keep):
-            # Weights ask for gradients only so that every output has a graph node; none is ever
-            # computed.
-            leaves = {name: value.requires_grad_() for name, value in parameters.items()}
-            with _parameters_replaced(slots, leaves):
-                outputs = module(inputs)
+        with torch.enable_grad(), as_passed():
+            outputs = module(inputs)
     finally:
+        passed = True
         for handle in handles:
             handle.remove()
-    return outputs, calls
+    return Forward(outputs, calls, as_passed)
 
 
 def _repeated(part: Tensor, words: Tensor, rows: int) -> Tensor:

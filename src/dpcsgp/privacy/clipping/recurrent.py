@@ -5,6 +5,9 @@ step: both are linear layers over time, whose per-example gradients follow from 
 states and the loss gradients at the gates. `torch.nn` keeps the latter to itself, so the same
 function is computed here, with a way back that returns them and forms no weight gradient.
 
+What happens between the matrix products of an LSTM is done by compiled loops where these can be
+had (float32 on a processor): in torch it takes more time than the products.
+
 Legend: E rows, T steps, I inputs, H hidden units, G gates (a multiple of H).
 """
 
@@ -21,6 +24,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 
 from dpcsgp.errors import ModelError
+from dpcsgp.kernels.lstm_gates import gates_back, open_gates
+from dpcsgp.privacy.clipping.products import linear
 from dpcsgp.privacy.clipping.projections import Projection, Record
 
 State = tuple[Tensor, ...]  # (hidden,), or (hidden, cell) of an LSTM
@@ -29,8 +34,8 @@ State = tuple[Tensor, ...]  # (hidden,), or (hidden, cell) of an LSTM
 class _Gradients(NamedTuple):
     """Loss gradients at what the inputs and what the hidden states give to the gates."""
 
-    given_TEG: Tensor
-    hidden_TEG: Tensor
+    given_ETG: Tensor
+    hidden_ETG: Tensor
     state: State
 
 
@@ -40,14 +45,13 @@ class _Cell:
     """One kind of cell: a step, and the way back over all steps.
 
     `step(given, hidden, state)` returns the next state and what the way back needs of this step.
-    Where gates are a function of given + hidden, `joint` is true, `hidden` holds the sum, and both
-    biases are part of what is given.
+    Where gates are a function of given + hidden, `joint` is true, and `hidden` holds the sum with
+    both biases.
     """
 
     joint: bool
     step: Callable[[Tensor, Tensor, State], tuple[State, State]]
     back: Callable[[State, Tensor, Tensor, State], _Gradients]
-    run: Callable[..., tuple[Tensor, State, State]] | None = None  # all steps, without a graph
 
 
 def _lstm_step(_: Tensor, gates_EG: Tensor, state: State) -> tuple[State, State]:
@@ -57,63 +61,31 @@ def _lstm_step(_: Tensor, gates_EG: Tensor, state: State) -> tuple[State, State]
     shown = torch.sigmoid(gates_EG[:, 3 * width :])
     kept = torch.addcmul(opened[:, width:] * cell, opened[:, :width], proposed)
     bounded = torch.tanh(kept)
-    return (shown * bounded, kept), ()
-
-
-def _lstm_run(
-    given_TEG: Tensor, weight_GH: Tensor, _: Tensor | None, state: State
-) -> tuple[Tensor, State, State]:
-    """Do all steps without a graph, in memory that the way back needs anyway."""
-    gates_TEG = torch.empty_like(given_TEG)
-    (hidden, cell), columns = state, weight_GH.t()
-    length, (num_rows, width) = len(given_TEG), state[0].shape
-    cells_TEH = given_TEG.new_empty(length + 1, num_rows, width)
-    bounded_TEH, outs_TEH = (given_TEG.new_empty(length, num_rows, width) for _ in range(2))
-    cells_TEH[0] = cell
-    # Views of all steps at once: made one by one they cost as much as what is done with them.
-    both, entry, keep, proposed, shown = (
-        gates_TEG[:, :, first * width : last * width].unbind()
-        for first, last in ((0, 2), (0, 1), (1, 2), (2, 3), (3, 4))
-    )
-    given, gates, cells = given_TEG.unbind(), gates_TEG.unbind(), cells_TEH.unbind()
-    bounded, outs = bounded_TEH.unbind(), outs_TEH.unbind()
-    for t in range(length):
-        torch.addmm(given[t], hidden, columns, out=gates[t])
-        both[t].sigmoid_()
-        proposed[t].tanh_()
-        shown[t].sigmoid_()
-        kept = torch.mul(keep[t], cells[t], out=cells[t + 1])
-        torch.tanh(kept.addcmul_(entry[t], proposed[t]), out=bounded[t])
-        hidden = torch.mul(shown[t], bounded[t], out=outs[t])
-    return outs_TEH, (hidden.clone(), cells_TEH[-1].clone()), (gates_TEG, cells_TEH, bounded_TEH)
+    return (shown * bounded, kept), (opened, proposed, shown, cell, bounded)
 
 
 def _lstm_back(saved: State, weight_GH: Tensor, d_outs_TEH: Tensor, d_last: State) -> _Gradients:
-    gates_TEG, cells_TEH, bounded = saved
+    opened, proposed, shown, before, bounded = saved
     length, num_rows, width = bounded.shape
-    entry, keep, proposed, shown = gates_TEG.split(width, dim=2)
+    entry, keep = opened.split(width, dim=2)
     # what a change of the cell state does to three gates, and of the output to the fourth
-    d_gates = gates_TEG.new_empty(length, num_rows, 4, width)
+    d_gates = proposed.new_empty(length, num_rows, 4, width)
     torch.mul(proposed, entry * (1 - entry), out=d_gates[:, :, 0])
-    torch.mul(cells_TEH[:-1], keep * (1 - keep), out=d_gates[:, :, 1])
+    torch.mul(before, keep * (1 - keep), out=d_gates[:, :, 1])
     torch.mul(entry, 1 - proposed.square(), out=d_gates[:, :, 2])
     torch.mul(bounded, shown * (1 - shown), out=d_gates[:, :, 3])
     into_cell = shown * (1 - bounded.square())
     d_hidden, d_cell = d_last[0] + d_outs_TEH[-1], d_last[1].clone()
-    cell_of_gates = d_cell[:, None]
-    by_cell, by_hidden = d_gates[:, :, :3].unbind(), d_gates[:, :, 3].unbind()
-    whole, d_outs = d_gates.view(length, num_rows, -1).unbind(), d_outs_TEH.unbind()
-    effects, kept = into_cell.unbind(), keep.unbind()
     for t in range(length - 1, -1, -1):
-        d_cell.addcmul_(d_hidden, effects[t])
-        by_cell[t].mul_(cell_of_gates)
-        by_hidden[t].mul_(d_hidden)
-        d_hidden = whole[t] @ weight_GH
+        d_cell.addcmul_(d_hidden, into_cell[t])
+        d_gates[t, :, :3].mul_(d_cell[:, None])
+        d_gates[t, :, 3].mul_(d_hidden)
+        d_hidden = d_gates[t].view(num_rows, -1) @ weight_GH
         if t:
-            d_hidden += d_outs[t - 1]
-        d_cell.mul_(kept[t])
-    flat = d_gates.flatten(2)
-    return _Gradients(flat, flat, (d_hidden, d_cell))
+            d_hidden += d_outs_TEH[t - 1]
+        d_cell.mul_(keep[t])
+    flat_ETG = d_gates.flatten(2).transpose(0, 1)
+    return _Gradients(flat_ETG, flat_ETG, (d_hidden, d_cell))
 
 
 def _gru_step(given_EG: Tensor, hidden_EG: Tensor, state: State) -> tuple[State, State]:
@@ -131,7 +103,8 @@ def _gru_back(saved: State, weight_GH: Tensor, d_outs_TEH: Tensor, d_last: State
     length, num_rows, width = proposed.shape
     # what a change of the output does to each gate, through the hidden states and the inputs
     by_proposed = (1 - update) * (1 - proposed.square())
-    d_gates = proposed.new_empty(length, num_rows, 3, width)
+    d_gates_ETG = proposed.new_empty(num_rows, length, 3 * width)
+    d_gates = d_gates_ETG.view(num_rows, length, 3, width).transpose(0, 1)
     torch.mul(by_proposed, recalled * reset * (1 - reset), out=d_gates[:, :, 0])
     torch.mul(rest, update * (1 - update), out=d_gates[:, :, 1])
     torch.mul(by_proposed, reset, out=d_gates[:, :, 2])
@@ -144,8 +117,9 @@ def _gru_back(saved: State, weight_GH: Tensor, d_outs_TEH: Tensor, d_last: State
         d_hidden = torch.addmm(through, d_gates[t].view(num_rows, -1), weight_GH)
         if t:
             d_hidden += d_outs_TEH[t - 1]
-    given = torch.cat([d_gates[:, :, :2].flatten(2), d_states.mul_(by_proposed)], dim=2)
-    return _Gradients(given, d_gates.flatten(2), (d_hidden,))
+    d_proposed_ETH = d_states.mul_(by_proposed).transpose(0, 1)
+    given_ETG = torch.cat([d_gates_ETG[:, :, : 2 * width], d_proposed_ETH], dim=2)
+    return _Gradients(given_ETG, d_gates_ETG, (d_hidden,))
 
 
 def _tanh_step(_: Tensor, gates_EG: Tensor, state: State) -> tuple[State, State]:
@@ -175,37 +149,83 @@ def _simple_back(
         d_hidden = d_gates[t].mul_(d_hidden) @ weight_GH
         if t:
             d_hidden += d_outs_TEH[t - 1]
-    return _Gradients(d_gates, d_gates, (d_hidden,))
+    flat_ETG = d_gates.transpose(0, 1)
+    return _Gradients(flat_ETG, flat_ETG, (d_hidden,))
 
 
 def _run(
-    cell: _Cell, given_TEG: Tensor, weight_GH: Tensor, bias_G: Tensor | None, state: State
+    cell: _Cell, given_ETG: Tensor, weight_GH: Tensor, bias_G: Tensor | None, state: State
 ) -> tuple[Tensor, State, list[State]]:
     """Do all steps in plain operations.
 
     Return the hidden states after all steps, the last state, and what the way back needs.
     """
     columns, hidden_states, saved = weight_GH.t(), [], []
-    for given_EG in given_TEG.unbind():
+    for given_EG in given_ETG.unbind(1):
+        hidden_EG = state[0] @ columns
+        if bias_G is not None:
+            hidden_EG = hidden_EG + bias_G
         if cell.joint:
-            hidden_EG = torch.addmm(given_EG, state[0], columns)
-        elif bias_G is not None:
-            hidden_EG = torch.addmm(bias_G, state[0], columns)
-        else:
-            hidden_EG = state[0] @ columns
+            hidden_EG = hidden_EG + given_EG
         state, kept = cell.step(given_EG, hidden_EG, state)
         hidden_states.append(state[0])
         saved.append(kept)
-    return torch.stack(hidden_states), state, saved
+    return torch.stack(hidden_states, dim=1), state, saved
 
 
 _CELLS: Final = {
-    "LSTM": _Cell(True, _lstm_step, _lstm_back, _lstm_run),
+    "LSTM": _Cell(True, _lstm_step, _lstm_back),
     "GRU": _Cell(False, _gru_step, _gru_back),
     "RNN_TANH": _Cell(True, _tanh_step, _tanh_back),
     "RNN_RELU": _Cell(True, _relu_step, _relu_back),
 }
 RECURRENT: Final = (nn.LSTM, nn.GRU, nn.RNN)
+
+
+def _fused(cell: _Cell, given_ETG: Tensor) -> bool:
+    """Tell whether compiled loops do what happens between the matrix products."""
+    return (
+        cell is _CELLS["LSTM"]
+        and given_ETG.device.type == "cpu"
+        and given_ETG.dtype == torch.float32
+    )
+
+
+def _fused_run(
+    given_ETG: Tensor, weight_GH: Tensor, bias_G: Tensor | None, state: State
+) -> tuple[Tensor, State, State]:
+    """Do all steps of an LSTM; return hidden states, the last state, what the way back needs."""
+    num_rows, length, width = *given_ETG.shape[:2], weight_GH.shape[1]
+    recurrent_EG = given_ETG.new_empty(num_rows, 4 * width)
+    gates_TEG = given_ETG.new_empty(length, num_rows, 4 * width)
+    cells_TEH = given_ETG.new_empty(length + 1, num_rows, width)
+    bounded_TEH, outs_TEH = (given_ETG.new_empty(length, num_rows, width) for _ in range(2))
+    hidden, cells_TEH[0] = state
+    columns, outs = weight_GH.t().contiguous(), outs_TEH.unbind()
+    bias_G = given_ETG.new_zeros(4 * width) if bias_G is None else bias_G
+    memory = _arrays(given_ETG, recurrent_EG, bias_G, gates_TEG, cells_TEH, bounded_TEH, outs_TEH)
+    for t in range(length):
+        torch.mm(hidden, columns, out=recurrent_EG)
+        open_gates(t, *memory)
+        hidden = outs[t]
+    last = hidden.clone(), cells_TEH[-1].clone()
+    return outs_TEH.transpose(0, 1), last, (gates_TEG, cells_TEH, bounded_TEH)
+
+
+def _fused_back(saved: State, weight_GH: Tensor, d_outs_ETH: Tensor, d_last: State) -> _Gradients:
+    gates_TEG, cells_TEH, bounded_TEH = saved
+    d_gates_ETG = gates_TEG.new_empty(*d_outs_ETH.shape[:2], len(weight_GH))
+    d_hidden, d_cell = (part.clone(memory_format=torch.contiguous_format) for part in d_last)
+    memory = _arrays(gates_TEG, cells_TEH, bounded_TEH, d_outs_ETH, d_hidden, d_cell, d_gates_ETG)
+    d_gates = d_gates_ETG.unbind(1)
+    for t in range(len(gates_TEG) - 1, -1, -1):
+        gates_back(t, *memory)
+        torch.mm(d_gates[t], weight_GH, out=d_hidden)
+    return _Gradients(d_gates_ETG, d_gates_ETG, (d_hidden, d_cell))
+
+
+def _arrays(*tensors: Tensor) -> list[Any]:
+    return [tensor.detach().contiguous().numpy() for tensor in tensors]
 
 
 class _Recurrence(torch.autograd.Function):
@@ -219,20 +239,20 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any,
         cell: _Cell,
-        given_TEG: Tensor,
-        slot_TEG: Tensor,
+        given_ETG: Tensor,
+        slot_ETG: Tensor,
         weight_GH: Tensor,
         bias_G: Tensor | None,
         *state: Tensor,
     ) -> tuple[Tensor, ...]:
-        if cell.run is not None:
-            outs_TEH, last, kept = cell.run(given_TEG, weight_GH, bias_G, state)
+        ctx.cell, ctx.fused = cell, _fused(cell, given_ETG)
+        if ctx.fused:
+            outs_ETH, last, kept = _fused_run(given_ETG, weight_GH, bias_G, state)
         else:
-            outs_TEH, last, saved = _run(cell, given_TEG, weight_GH, bias_G, state)
+            outs_ETH, last, saved = _run(cell, given_ETG, weight_GH, bias_G, state)
             kept = tuple(torch.stack(parts) for parts in zip(*saved, strict=True))
-        ctx.cell = cell
         ctx.save_for_backward(weight_GH, *kept)
-        return outs_TEH, *last
+        return outs_ETH, *last
 
     @staticmethod
     @once_differentiable
@@ -240,9 +260,13 @@ class _Recurrence(torch.autograd.Function):
         ctx: Any, *d_outputs: Tensor
     ) -> tuple[Any, ...]:
         weight_GH, *saved = ctx.saved_tensors
-        d_outs_TEH, *d_last = d_outputs
-        found = ctx.cell.back(tuple(saved), weight_GH, d_outs_TEH, tuple(d_last))
-        return None, found.given_TEG, found.hidden_TEG, None, None, *found.state
+        d_outs_ETH, *d_last = d_outputs
+        if ctx.fused:
+            found = _fused_back(tuple(saved), weight_GH, d_outs_ETH, tuple(d_last))
+        else:
+            d_outs_TEH = d_outs_ETH.transpose(0, 1)
+            found = ctx.cell.back(tuple(saved), weight_GH, d_outs_TEH, tuple(d_last))
+        return None, found.given_ETG, found.hidden_ETG, None, None, *found.state
 
 
 def has_closed_form(layer: nn.RNNBase) -> bool:
@@ -283,7 +307,7 @@ def recurrent_forward(
         )
     if input.dim() == 2:  # one sequence without examples: as torch does it, and not recorded
         return type(layer).forward(layer, input, hx)
-    outs = (input.transpose(0, 1) if layer.batch_first else input).contiguous()
+    outs = (input if layer.batch_first else input.transpose(0, 1)).contiguous()
     first = _initial(layer, outs, hx)
     directions = 2 if layer.bidirectional else 1
     names, lasts = _names(layer), []
@@ -299,16 +323,16 @@ def recurrent_forward(
             lasts.append(last)
         outs = torch.cat(found, dim=2) if directions == 2 else found[0]
     final = tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
-    outs = outs.transpose(0, 1) if layer.batch_first else outs
+    outs = outs if layer.batch_first else outs.transpose(0, 1)
     return outs, final if isinstance(layer, nn.LSTM) else final[0]
 
 
-def _initial(layer: nn.RNNBase, inputs_TEI: Tensor, state: Any) -> State:
+def _initial(layer: nn.RNNBase, inputs_ETI: Tensor, state: Any) -> State:
     """Return the state before the first step, zeros if not given: (layers x directions, E, H)."""
     if state is not None:
         return tuple(state) if isinstance(layer, nn.LSTM) else (state,)
     count = layer.num_layers * (2 if layer.bidirectional else 1)
-    zeros = inputs_TEI.new_zeros(count, inputs_TEI.shape[1], layer.hidden_size)
+    zeros = inputs_ETI.new_zeros(count, len(inputs_ETI), layer.hidden_size)
     return (zeros, zeros) if isinstance(layer, nn.LSTM) else (zeros,)
 
 
@@ -316,7 +340,7 @@ def _one_way(
     layer: nn.RNNBase,
     record: Record | None,
     names: tuple[str, str, str | None, str | None],
-    inputs_TEI: Tensor,
+    inputs_ETI: Tensor,
     state: State,
     backward: bool,
 ) -> tuple[Tensor, State]:
@@ -327,20 +351,18 @@ def _one_way(
     )
     assert weight_ih is not None and weight_hh is not None
     if backward:
-        inputs_TEI = inputs_TEI.flip(0)
+        inputs_ETI = inputs_ETI.flip(1)
     if cell.joint and bias_hh is not None:  # both biases are added to the same sum
-        bias_ih, bias_hh = bias_ih + bias_hh, None
-    given_TEG = F.linear(inputs_TEI, weight_ih, bias_ih)
+        bias_ih, bias_hh = None, bias_ih + bias_hh
+    given_ETG = linear(inputs_ETI, weight_ih, bias_ih)
     if record is None:
-        outs_TEH, last, _ = _run(cell, given_TEG, weight_hh, bias_hh, state)
+        outs_ETH, last, _ = _run(cell, given_ETG, weight_hh, bias_hh, state)
     else:
-        # There and back again: what is recorded has the examples first.
-        given_ETG = given_TEG.transpose(0, 1)
-        slot_ETG = given_TEG.new_zeros((), requires_grad=True).expand_as(given_ETG)
-        record(layer, inputs_TEI.transpose(0, 1), given_ETG, Projection(names[0], names[2]))
-        outs_TEH, *last = _Recurrence.apply(  # pyright: ignore[reportGeneralTypeIssues]
-            cell, given_ETG.transpose(0, 1), slot_ETG.transpose(0, 1), weight_hh, bias_hh, *state
+        slot_ETG = given_ETG.new_zeros((), requires_grad=True).expand_as(given_ETG)
+        record(layer, inputs_ETI, given_ETG, Projection(names[0], names[2]))
+        outs_ETH, *last = _Recurrence.apply(  # pyright: ignore[reportGeneralTypeIssues]
+            cell, given_ETG, slot_ETG, weight_hh, bias_hh, *state
         )
-        before_TEH = torch.cat([state[0][None], outs_TEH[:-1]])
-        record(layer, before_TEH.transpose(0, 1), slot_ETG, Projection(names[1], names[3]))
-    return (outs_TEH.flip(0) if backward else outs_TEH), tuple(last)
+        before_ETH = torch.cat([state[0][:, None], outs_ETH[:, :-1]], dim=1)
+        record(layer, before_ETH, slot_ETG, Projection(names[1], names[3]))
+    return (outs_ETH.flip(1) if backward else outs_ETH), tuple(last)
