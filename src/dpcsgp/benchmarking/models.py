@@ -162,6 +162,12 @@ _HF: Final = ("transformers",)
 CASES: Final[dict[str, Case]] = {
     "CNN, 28 x 28": Case(_cnn),
     "LSTM": Case(lambda: Recurrent(nn.LSTM), 3.0, lambda: Recurrent(_opacus_layer("DPLSTM"))),
+    "LSTM, uniform sampling": Case(
+        lambda: Recurrent(nn.LSTM),
+        3.0,
+        lambda: Recurrent(_opacus_layer("DPLSTM")),
+        sampling="uniform",
+    ),
     "GRU": Case(lambda: Recurrent(nn.GRU), 3.0, lambda: Recurrent(_opacus_layer("DPGRU"))),
     "TransformerEncoder": Case(Encoder, _ATTENTION),
     "EmbeddingBag": Case(_bag),

@@ -49,6 +49,9 @@ def fixed_arithmetic(device: torch.device, threads: int) -> Iterator[None]:
 def _full_precision() -> Iterator[None]:
     """Let no product be rounded more coarsely than to float32: not on CPUs, not on GPUs."""
     with ExitStack() as undo:
+        if not hasattr(torch.backends.mkldnn, "matmul"):  # before torch 2.9
+            undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("highest")
         for place, name, value in _settings():
             undo.callback(setattr, place, name, getattr(place, name))
             setattr(place, name, value)
@@ -63,8 +66,8 @@ def _settings() -> list[tuple[Any, str, Any]]:
     """
     cpu, gpu, library = (getattr(torch.backends, name) for name in ("mkldnn", "cuda", "cudnn"))
     found: list[tuple[Any, str, Any]] = [(library, "enabled", True), (library, "benchmark", False)]
-    if not hasattr(cpu, "matmul"):  # before torch 2.9
-        return [*found, (library, "allow_tf32", False), (gpu.matmul, "allow_tf32", False)]
+    if not hasattr(cpu, "matmul"):
+        return [*found, (library, "allow_tf32", False)]
     kinds = [cpu.matmul, cpu.conv, cpu.rnn, gpu.matmul, library.conv, library.rnn]
     return [*found, *((kind, "fp32_precision", "ieee") for kind in kinds)]
 
