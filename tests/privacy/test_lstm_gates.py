@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -117,6 +118,32 @@ def test_clipped_sums_are_right_beside_parameters_without_closed_form() -> None:
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="gain"):
         check_float32(Mixed(Recurrent(nn.LSTM(3, 4, batch_first=True))), (3, 3))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_outputs_are_as_contiguous_as_those_of_torch(
+    kind: Callable[..., nn.RNNBase], bidirectional: bool
+) -> None:
+    layer = kind(3, 4, bidirectional=bidirectional)
+    inputs = torch.randn(5, 2, 3)
+    assert layer(inputs)[0].is_contiguous()
+    outs = recurrent_forward(layer, _unrecorded, inputs)[0]
+    assert outs.is_contiguous()
+
+
+@pytest.mark.parametrize("names", [("bias_ih_l0",), ("bias_hh_l0",), ("bias_ih_l0", "bias_hh_l0")])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_biases_may_be_trained_alone(
+    kind: Callable[..., nn.RNNBase], names: tuple[str, ...]
+) -> None:
+    torch.manual_seed(0)
+    module = Recurrent(kind(3, 4, batch_first=True))
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name.rpartition(".")[2] in names)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "no closed form")
+        check_float32(module, (5, 3))
 
 
 @pytest.mark.parametrize("extreme", [1e30, 1e-40, float("inf"), float("nan")])

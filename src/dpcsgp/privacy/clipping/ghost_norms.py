@@ -246,7 +246,7 @@ class LinearGradSample:
     def weighted_sum(self, factors_E: Tensor) -> Tensor:
         # Backprops are scaled, not activations: one product then sums examples and positions.
         backprops = scaled(self.backprops_ETO, factors_E)
-        activations = finite_(self.activations_ETI)
+        activations = finite_(self.activations_ETI.contiguous())  # which may be expanded
         return (backprops.flatten(0, 1).mT @ activations.flatten(0, 1)).flatten()
 
     def in_best_form(self, memory: Workspace) -> GradSample:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 # multiplications below which the detour costs as much as it gains; shapes are public
 _WORTH_IT: Final = 2**22
@@ -30,7 +31,7 @@ _only_inputs: ContextVar[bool] = ContextVar("only_inputs", default=False)
 
 def linear(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return inputs W' + b over the last axis, as `torch.nn.functional.linear` does."""
-    if not _suits(inputs, weight_OI):
+    if not _suits(inputs, weight_OI, bias_O):
         return F.linear(inputs, weight_OI, bias_O)
     return _Product.apply(inputs, weight_OI, bias_O)  # pyright: ignore[reportReturnType]
 
@@ -57,7 +58,7 @@ def fast_products(layers: Iterable[nn.Module]) -> Iterator[None]:
         yield
     finally:
         for layer in replaced:
-            del vars(layer)["forward"]
+            vars(layer).pop("forward", None)  # the model may have taken it away itself
 
 
 @contextmanager
@@ -74,30 +75,45 @@ def _forward(layer: Any, input: Tensor) -> Tensor:
     return linear(input, layer.weight, layer.bias)
 
 
-def _suits(inputs: Tensor, weight_OI: Tensor) -> bool:
+def _suits(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> bool:
     """Tell, from public shapes and settings, whether oneDNN takes this product."""
+    parts = (inputs, weight_OI) if bias_O is None else (inputs, weight_OI, bias_O)
     return (
         inputs.numel() * weight_OI.shape[0] >= _WORTH_IT
-        and inputs.dtype is torch.float32
-        and weight_OI.dtype is torch.float32
-        and inputs.device.type == "cpu"
-        and weight_OI.device.type == "cpu"
-        # torch.func inside of a model: its transforms take operations apart that they know
+        and all(_is_plain(part) for part in parts)
+        and weight_OI.dim() == 2
+        # the operator reads a bias as if it were so, whatever it is
+        and (bias_O is None or (bias_O.shape == weight_OI.shape[:1] and bias_O.is_contiguous()))
+        # Derivatives inside of a model, other than by its way back: they need operations that they
+        # can take apart.
         and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
         and _operator() is not None
+    )
+
+
+def _is_plain(part: Tensor) -> bool:
+    """Tell whether a tensor holds float32 numbers on a processor, and nothing else by its class."""
+    return (
+        type(part) in (Tensor, nn.Parameter)
+        and part.dtype is torch.float32
+        and part.device.type == "cpu"
+        and part.layout is torch.strided
     )
 
 
 @functools.cache
 def _operator() -> Callable[..., Tensor] | None:
     """Return oneDNN's product if torch has it and it gives the right numbers."""
-    rows, weight, bias = torch.ones(4, 3), torch.arange(6.0).view(2, 3), torch.ones(2)
+    cpu = {"dtype": torch.float32, "device": "cpu"}
+    rows, weight = torch.ones(4, 3, **cpu), torch.arange(6, **cpu).view(2, 3)
     try:
         product = torch.ops.mkldnn._linear_pointwise.default
-        found = product(rows, weight, bias, "none", [], "")
+        found = product(rows, weight, torch.ones(2, **cpu), "none", [], "")
     except (AttributeError, RuntimeError):
         return None
-    return product if torch.equal(found, torch.tensor([[4.0, 13.0]]).expand(4, 2)) else None
+    right = torch.tensor([[4.0, 13.0]], **cpu).expand(4, 2)
+    return product if torch.equal(found, right) else None
 
 
 class _Product(torch.autograd.Function):
@@ -111,7 +127,8 @@ class _Product(torch.autograd.Function):
         assert operator is not None
         rows_RI = inputs.reshape(-1, inputs.shape[-1])
         out_RO = operator(rows_RI, weight_OI, bias_O, "none", [], "")
-        return out_RO.view(*inputs.shape[:-1], len(weight_OI))
+        # not a view, which models could not change in place
+        return torch.ops.aten._unsafe_view(out_RO, [*inputs.shape[:-1], len(weight_OI)])
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]

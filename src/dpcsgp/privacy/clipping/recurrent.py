@@ -323,7 +323,8 @@ def recurrent_forward(
             lasts.append(last)
         outs = torch.cat(found, dim=2) if directions == 2 else found[0]
     final = tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))
-    outs = outs if layer.batch_first else outs.transpose(0, 1)
+    # as contiguous as those of torch: models call `view` on them
+    outs = outs if layer.batch_first else outs.transpose(0, 1).contiguous()
     return outs, final if isinstance(layer, nn.LSTM) else final[0]
 
 
@@ -352,7 +353,9 @@ def _one_way(
     assert weight_ih is not None and weight_hh is not None
     if backward:
         inputs_ETI = inputs_ETI.flip(1)
-    if cell.joint and bias_hh is not None:  # both biases are added to the same sum
+    # Both biases are added to the same sum; where one of them alone is trained with nothing else,
+    # it needs a linear map of its own to be recorded.
+    if cell.joint and bias_hh is not None and weight_ih.requires_grad:
         bias_ih, bias_hh = None, bias_ih + bias_hh
     given_ETG = linear(inputs_ETI, weight_ih, bias_ih)
     if record is None:
