@@ -30,6 +30,9 @@ _MORE: Final = 8
 _MOST: Final = 256
 _SLOW: Final = 1.0  # seconds of a pass that is not repeated
 _LONG_ENOUGH: Final = 0.1  # seconds; passes that are quicker are tried with more rows
+# share of the workspace that oneDNN asks for, for a plain LSTM or GRU, and that it writes to
+_WRITTEN: Final = 0.4
+_RNN: Final = torch.ops.aten.mkldnn_rnn_layer.default
 
 
 @final
@@ -173,11 +176,12 @@ class _HeldBytes(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         for part in results if isinstance(results, tuple | list) else (results,):
             if isinstance(part, Tensor):
-                self._see(part.untyped_storage())
+                reserved = func is _RNN and part.dtype is torch.uint8
+                self._see(part.untyped_storage(), _WRITTEN if reserved else 1.0)
         return results
 
-    def _see(self, storage: torch.UntypedStorage) -> None:
-        name, size = id(storage), storage.nbytes()
+    def _see(self, storage: torch.UntypedStorage, share: float) -> None:
+        name, size = id(storage), int(share * storage.nbytes())
         if name in self._seen:
             return
 

@@ -147,7 +147,12 @@ class LayerwiseEngine:
             outputs, calls, _ = self._run(parameters, names, rows, frozenset())
         for call in calls:
             note(call.activations)
-        backprops = sum(rows.element_size() * call.output_shape.numel() for call in calls)
+        places = sum(
+            call.output_shape.numel()
+            for call in calls
+            if call.projection is None or not call.projection.is_sum
+        )
+        backprops = rows.element_size() * places
         del outputs
         return sum(kept.values()) + backprops + rows.nbytes
 

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 class Projection(NamedTuple):
     """A linear map by some rows of a weight of its layer, and the same rows of a bias.
 
-    `first` is the first of these rows; the map's outputs say how many there are.
+    `first` is the first of these rows; the map's outputs say how many there are. `is_sum`: outputs
+    are added to those of the map before, so that both have one loss gradient in memory.
     """
 
     weight: str
     bias: str | None
     first: int = 0
+    is_sum: bool = False
 
 
 class Record(Protocol):

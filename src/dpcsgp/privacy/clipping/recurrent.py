@@ -367,5 +367,5 @@ def _one_way(
             cell, given_ETG, slot_ETG, weight_hh, bias_hh, *state
         )
         before_ETH = torch.cat([state[0][:, None], outs_ETH[:, :-1]], dim=1)
-        record(layer, before_ETH, slot_ETG, Projection(names[1], names[3]))
+        record(layer, before_ETH, slot_ETG, Projection(names[1], names[3], is_sum=cell.joint))
     return (outs_ETH.flip(1) if backward else outs_ETH), tuple(last)
