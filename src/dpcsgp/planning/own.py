@@ -23,9 +23,9 @@ from dpcsgp.config import Config, change_config, per_node
 from dpcsgp.errors import ConfigError, DpcsgpError, ModelError
 from dpcsgp.planning.pass_costs import places_of_step, probe_bytes
 from dpcsgp.planning.timing import (
-    FIRST_USE,
     PublicRows,
     StepTimes,
+    first_use,
     gradient_bytes,
     state_bytes,
     time_exchange,
@@ -279,8 +279,8 @@ def _costs(design: RunDesign, rows: PublicRows) -> tuple[float, int]:
     seconds = times.seconds(design.config, places, exchange)
     steps = state_bytes(design) + gradient_bytes(design, times)
     # The checks at the start are over before the first step, and so is what they held.
-    checks = FIRST_USE + probe_bytes(design, rows.inputs, rows.targets, rows.loss, times.passes)
-    return seconds, max(steps, int(checks))
+    probes = probe_bytes(design, rows.inputs, rows.targets, rows.loss, times.passes)
+    return seconds, max(steps, first_use(design.module) + int(probes))
 
 
 def _span(values: Sequence[float]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpcsgp.config import Config
 from dpcsgp.modes import evaluation_mode
@@ -42,7 +42,9 @@ _DIGITS_TEST: Final = 297  # test examples of scikit-learn's digits
 _VECTORS: Final = 20
 _COPIES_OF_BATCH: Final = 2
 _SETS_OF_ROWS: Final = 2
-FIRST_USE: Final = 20_000_000  # what libraries set up when kernels are used first: 10 to 25 MB
+# what libraries set up when their kernels are used first, and for recurrent layers beside that
+_FIRST_USE: Final = 10_000_000
+_FIRST_RECURRENCE: Final = 15_000_000
 
 
 @final
@@ -153,7 +155,13 @@ def gradient_bytes(design: RunDesign, times: StepTimes) -> int:
     per_row = times.passes.bytes_per_row + (_SETS_OF_ROWS * example if together else 0)
     data = sum(design.facts.num_examples) * example
     batch = _COPIES_OF_BATCH * places_of_pass(design) * example
-    return int(FIRST_USE + data + batch + times.passes.bytes_fixed + rows * per_row)
+    return int(first_use(design.module) + data + batch + times.passes.bytes_fixed + rows * per_row)
+
+
+def first_use(module: nn.Module) -> int:
+    """Return what libraries set up in memory when a model runs first."""
+    recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
+    return _FIRST_USE + (_FIRST_RECURRENCE if recurrent else 0)
 
 
 def random_rows(design: RunDesign) -> PublicRows:
