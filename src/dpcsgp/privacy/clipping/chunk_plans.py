@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
 
 from dpcsgp.privacy.clipping.ghost_norms import may_sum_positions
 from dpcsgp.privacy.clipping.layer_rules import positions
 from dpcsgp.privacy.clipping.recording import LayerCall, Owned, Shared
+from dpcsgp.randomness import torch_seed
 
 # of a chunk, or half as many again where that saves one: more gain little speed and cost memory
 MOST_ROWS: Final = 64
@@ -70,3 +74,23 @@ def rows_that_fit(
             return rows
         rows //= 2
     return rows
+
+
+def bytes_kept(run: Callable[[Tensor], list[LayerCall]], rows: Tensor) -> int:
+    """Return the bytes that a forward pass over these rows leaves for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def note(part: Tensor) -> Tensor:
+        storage = part.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return part
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda part: part)
+    with hooks, torch_seed(0, "bytes of a row"):
+        calls = run(rows)
+    for call in calls:
+        note(call.activations)
+    # the loss gradients at the outputs; two maps whose outputs are added share one
+    alone = [call for call in calls if call.projection is None or not call.projection.is_sum]
+    places = sum(call.output_shape.numel() for call in alone)
+    return sum(kept.values()) + rows.element_size() * places + rows.nbytes

@@ -33,7 +33,7 @@ from torch.func import functional_call
 from dpcsgp.errors import ModelError
 from dpcsgp.modes import frozen_statistics
 from dpcsgp.parameters import ParameterLayout
-from dpcsgp.privacy.clipping.chunk_plans import MOST_ROWS, ChunkPlan, rows_that_fit
+from dpcsgp.privacy.clipping.chunk_plans import MOST_ROWS, ChunkPlan, bytes_kept, rows_that_fit
 from dpcsgp.privacy.clipping.contract import NORM, Chunk, Loss, Observer, Pass, check_losses
 from dpcsgp.privacy.clipping.ghost_norms import (
     GHOST_SLACK,
@@ -126,35 +126,13 @@ class LayerwiseEngine:
     def row_bytes(self, parameters_1D: Tensor, public: Tensor) -> int:
         """Return what one more row keeps in memory from the forward to the backward pass."""
         parameters = self._parameters_of(parameters_1D, 0)
-        few, many = (
-            self._kept_bytes(parameters, public.new_zeros(count, *public.shape[1:]))
-            for count in (2, 4)
-        )
-        return max(1, (many - few) // 2)
-
-    def _kept_bytes(self, parameters: dict[str, Tensor], rows: Tensor) -> int:
-        """Return the bytes that a forward pass over these rows leaves for the backward pass."""
-        kept: dict[int, int] = {}
-
-        def note(part: Tensor) -> Tensor:
-            storage = part.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-            return part
-
         names = {name for own in self._owned.values() for name in own.values()}
-        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda part: part)
-        with hooks, torch_seed(0, "bytes of a row"):
-            outputs, calls, _ = self._run(parameters, names, rows, frozenset())
-        for call in calls:
-            note(call.activations)
-        places = sum(
-            call.output_shape.numel()
-            for call in calls
-            if call.projection is None or not call.projection.is_sum
-        )
-        backprops = rows.element_size() * places
-        del outputs
-        return sum(kept.values()) + backprops + rows.nbytes
+
+        def run(rows: Tensor) -> list[LayerCall]:
+            return self._run(parameters, names, rows, frozenset()).calls
+
+        few, many = (bytes_kept(run, public.new_zeros(n, *public.shape[1:])) for n in (2, 4))
+        return max(1, (many - few) // 2)
 
     def _like(self, module: nn.Module, most_rows: int) -> LayerwiseEngine:
         fit_rows = min(self._fit_rows, most_rows)

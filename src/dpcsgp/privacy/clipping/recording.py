@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +114,61 @@ def _parameters_replaced(slots: Sequence[Slot], values: Mapping[str, Tensor]) ->
             place[attribute] = value
 
 
+@final
+class _Recorder:
+    """Keeps the calls of the layers that are wanted, until the forward pass is over."""
+
+    def __init__(self, wanted: Iterable[nn.Module], shared: Shared, num_rows: int) -> None:
+        self.calls: list[LayerCall] = []
+        self._wanted, self._shared, self._num_rows = set(wanted), shared, num_rows
+        self._seen = Counter[nn.Module]()
+        self._passed = False
+
+    def keep(
+        self,
+        layer: nn.Module,
+        activations: Tensor,
+        output: Tensor,
+        projection: Projection | None = None,
+    ) -> None:
+        """Keep one call; what a checkpoint computes once more is kept already."""
+        if output.requires_grad and layer in self._wanted and not self._passed:
+            # The edge, unlike the tensor, still means this layer's output after an in-place ReLU.
+            edge, version = get_gradient_edge(output), activations._version
+            self.calls.append(
+                LayerCall(layer, activations.detach(), version, edge, output.shape, projection)
+            )
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Keep the calls of a forward pass; composites call `keep` themselves."""
+        handles = [
+            layer.register_forward_hook(self._hook, with_kwargs=True, prepend=True)
+            for layer in self._wanted
+            if not isinstance(layer, COMPOSITES)
+        ]
+        try:
+            yield
+        finally:
+            self._passed = True
+            for handle in handles:
+                handle.remove()
+
+    def _hook(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        values = [value for value in (*args, *kwargs.values()) if value is not None]
+        if len(values) != 1:  # offsets and weights of bags have no closed form
+            return None
+        self._seen[layer] += 1
+        if (layer, self._seen[layer] - 1) not in self._shared:
+            self.keep(layer, values[0], output)
+            return None
+        repeated = _repeated(output, values[0], self._num_rows)
+        self.keep(layer, _repeated(values[0], values[0], self._num_rows), repeated)
+        return repeated
+
+
 def recorded_forward(
     module: nn.Module,
     slots: Sequence[Slot],
@@ -129,57 +184,22 @@ def recorded_forward(
     The outputs of `shared` calls, which serve all rows at once, are repeated for every row.
     `linears` are the layers whose products `products` computes.
     """
-    calls: list[LayerCall] = []
-    wanted, seen = set(layers), Counter[nn.Module]()
-    passed = False  # what a checkpoint computes once more is recorded already
+    recorder = _Recorder(layers, shared, len(inputs))
     # Weights ask for gradients only so that every output has a graph node; none is ever computed.
     leaves = {name: value.requires_grad_() for name, value in parameters.items()}
-
-    def keep(
-        layer: nn.Module, activations: Tensor, output: Tensor, projection: Projection | None = None
-    ) -> None:
-        if output.requires_grad and layer in wanted and not passed:
-            # The edge, unlike the tensor, still means this layer's output after an in-place ReLU.
-            edge, version = get_gradient_edge(output), activations._version
-            calls.append(
-                LayerCall(layer, activations.detach(), version, edge, output.shape, projection)
-            )
-
-    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        values = [value for value in (*args, *kwargs.values()) if value is not None]
-        if len(values) != 1:  # offsets and weights of bags have no closed form
-            return None
-        seen[layer] += 1
-        if (layer, seen[layer] - 1) not in shared:
-            keep(layer, values[0], output)
-            return None
-        repeated = _repeated(output, values[0], len(inputs))
-        keep(layer, _repeated(values[0], values[0], len(inputs)), repeated)
-        return repeated
-
-    handles = [
-        layer.register_forward_hook(hook, with_kwargs=True, prepend=True)
-        for layer in wanted
-        if not isinstance(layer, COMPOSITES)
-    ]
 
     @contextmanager
     def as_passed() -> Iterator[None]:
         with (
-            composites_replaced(composites, keep),
+            composites_replaced(composites, recorder.keep),
             fast_products(linears),
             _parameters_replaced(slots, leaves),
         ):
             yield
 
-    try:
-        with torch.enable_grad(), as_passed():
-            outputs = module(inputs)
-    finally:
-        passed = True
-        for handle in handles:
-            handle.remove()
-    return Forward(outputs, calls, as_passed)
+    with torch.enable_grad(), recorder.listening(), as_passed():
+        outputs = module(inputs)
+    return Forward(outputs, recorder.calls, as_passed)
 
 
 def _repeated(part: Tensor, words: Tensor, rows: int) -> Tensor:
